@@ -30,14 +30,14 @@ CHECKED = [
     "tsfl_jax.report.sweep_files",
     "tsfl_jax.report.tensorboard",
     "studies.theory",
-    "tsfl_jax.report.timeline",
+    "tsfl_jax.report.gantt",
     "tsfl_jax.rules",
     "studies.bounds",
     "tsfl_jax.studies.compare",
     "studies.riders",
     "studies.sensitivity",
     "tsfl_jax.theory",
-    "tsfl_jax.timeline.csv_rows",
+    "tsfl_jax.timeline.csv_tables",
     "tsfl_jax.timeline.distributions",
     "tsfl_jax.timeline.free_riders",
     "tsfl_jax.timeline.deliveries",
@@ -48,6 +48,8 @@ CHECKED = [
 ]
 if os.environ.get("CHECK_ANNOTATIONS"):
     import jaxtyping
+
+    import tests.checked  # noqa: F401, the hook imports `tests` alone
 
     jaxtyping.install_import_hook(CHECKED, "tests.checked.checked")
 
@@ -63,12 +65,12 @@ _PLAIN = [
 ]
 if jaxlib.__version__.startswith("0.10."):
     _PLAIN.append("--xla_cpu_use_fusion_emitters=false")
-_given = os.environ.get("XLA_FLAGS", "")
-_new = [flag for flag in _PLAIN if flag.split("=")[0] not in _given]
+_flags = os.environ.get("XLA_FLAGS", "")
+_new = [flag for flag in _PLAIN if flag.split("=")[0] not in _flags]
 
 # Before JAX starts: four virtual devices, for the tests that use several. Flags are
 # part of a program's key in the cache, so those of `devices.start` are there as well.
-os.environ["XLA_FLAGS"] = " ".join([*_new, _given]).strip()
+os.environ["XLA_FLAGS"] = " ".join([*_new, _flags]).strip()
 jax.config.update("jax_num_cpu_devices", 4)
 devices.start(4)
 
@@ -90,8 +92,8 @@ def compile_once(pytestconfig, tmp_path_factory):
 
     `pytest --cache-clear` empties it; without pytest's cache it is as old as the suite.
     """
-    kept = getattr(pytestconfig, "cache", None)
-    folder = kept.mkdir("xla") if kept else tmp_path_factory.mktemp("xla")
+    cache = getattr(pytestconfig, "cache", None)
+    folder = cache.mkdir("xla") if cache else tmp_path_factory.mktemp("xla")
     for name, value in (
         ("jax_compilation_cache_dir", str(folder)),
         ("jax_compilation_cache_max_size", 2**31),

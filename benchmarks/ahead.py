@@ -23,8 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import roofline, thunks
 from tsfl_jax import config_files, validate
-from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, custom_hooks, grid, prepare
+from tsfl_jax.engine import devices, scan
+from tsfl_jax.experiment import backend, custom_hooks, grid, lanes, prepare
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.types import UserError
 
@@ -123,7 +123,7 @@ def compile_ahead(
       folder: from `start`.
     """
     given = program.chunk_of_arrays(arrays, arrays.start, 0)
-    pairs = zip(given, program.specs(), strict=True)
+    pairs = zip(given, scan.ARGUMENTS_SPEC, strict=True)
     shapes = [_shapes(program.mesh, *pair) for pair in pairs]
     begun = time.perf_counter()
     compiled = _compiled(program.lower(*shapes), devices.compiler_options(program.mesh))
@@ -201,7 +201,7 @@ def main() -> None:
     config = dataclasses.replace(config, **chosen._asdict(), devices=1)
     host = backend.start_jax(config)
     prepared = prepare.prepare_validated(config, custom_hooks.Own())
-    arrays = programs.make_arrays(prepared, host, runs=False)
+    _, arrays = lanes.single(prepared, host, estimates=False)
     program = programs.make_program([prepared], make_mesh(options.target))
     print(text(compile_ahead(program, arrays, options.target, folder)))
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tsfl_jax import config
 from tsfl_jax.engine import client, devices, scan
-from tsfl_jax.experiment import program, runner
+from tsfl_jax.experiment import lanes, program, runner
 from tsfl_jax.models import networks
 from tsfl_jax.models.networks import ModelConfig
 from tsfl_jax.report import files
@@ -90,7 +90,7 @@ def torch_interval(
         from benchmarks import torch_loop
     except ImportError:
         return None
-    problem, inputs = exp.arrays.problem, exp.arrays.inputs
+    *_, problem, inputs = lanes.arguments_of_run(exp.arrays, exp.program.intervals)
     names = "batch_size", "lr", "momentum"
     make = torch_loop.make_best if best else torch_loop.make_interval
     return make(

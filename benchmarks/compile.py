@@ -41,8 +41,8 @@ def compiled(model: str, rules: list[str], cache: str) -> list[program.Compiled]
     for indices in lanes.group(prepared)[0]:
         members = [prepared[i] for i in indices]
         group = lanes.make_group(members, mesh)
-        count = lanes.lanes_of_call(group)
-        arrays = lanes.make_lanes(group, members[:count], count, runs=False)
+        count = lanes.runs_per_call(group)
+        arrays = lanes.make_arrays(group, members[:count], estimates=False)
         found.append(group.program.compile(arrays))
     return found
 

@@ -33,7 +33,7 @@ def measure(name: str, repeats: int, clients: int, best: bool) -> dict:
     ours, theirs = common.compiled(exp), common.torch_interval(name, exp, best)
     if theirs is None:
         raise SystemExit("benchmarks.interval needs PyTorch: install the extra [bench]")
-    tau, size = exp.arrays.inputs.tau[0], exp.arrays.inputs.size[0]
+    tau, size = exp.arrays.inputs.tau[0, 0], exp.arrays.inputs.size[0, 0]
     product, flop = common.matrix_product()
     seconds = common.side_by_side(
         {"torch": theirs, "tsfl_jax": ours, "product": product}, repeats

@@ -25,7 +25,7 @@ def several(seeds: int, model: str, work: dict) -> list[Prepared]:
 def compiled(found: list[Prepared]) -> Callable[[], None]:
     """One interval of all lanes as a function without arguments."""
     group = lanes.make_group(found, backend.start_jax(found[0].config))
-    arrays = lanes.make_lanes(group, found, len(found))
+    arrays = lanes.make_arrays(group, found)
     return common.first_chunk(group.program, arrays)[0]
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         runs[f"{count} lanes"] = compiled(found[:count])
     seconds = common.side_by_side(runs, options.repeats)
     inputs = single.arrays.inputs
-    samples = int((inputs.tau[0] * inputs.size[0]).sum())
+    samples = int((inputs.tau[0, 0] * inputs.size[0, 0]).sum())
     rows = []
     for name, times in seconds.items():
         count = 1 if name == "single run" else int(name.split()[0])

@@ -32,7 +32,7 @@ import tsfl_jax
 from benchmarks import common
 from tsfl_jax import rng
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, lanes, prepare, program
+from tsfl_jax.experiment import backend, lanes, prepare
 
 HIDDEN = {"MLP": 64, "logistic": 0}
 # By lanes: intervals of the short and of the long run.
@@ -268,15 +268,11 @@ def our_program(
     several = prepare.prepare_all(
         [make_config(model, intervals, work, seed=s, **settings) for s in range(count)]
     )
-    mesh, width = backend.start_jax(several[0].config), 1
-    if count == 1:
-        one = program.make_program(several, mesh)
-        arrays = program.make_arrays(several[0], mesh)
-    else:
-        group = lanes.make_group(several, mesh)
-        width = min(count, lanes.lanes_of_call(group))
-        one, arrays = group.program, lanes.make_lanes(group, several[:width], width)
-    return width, common.first_chunk(one, arrays, evaluate=True)[0]
+    mesh = backend.start_jax(several[0].config)
+    group = lanes.make_group(several, mesh)
+    width = min(count, lanes.runs_per_call(group))
+    arrays = lanes.make_arrays(group, several[:width])
+    return width, common.first_chunk(group.program, arrays, evaluate=True)[0]
 
 
 def rows_of(model: str, count: int, work: str, repeats: int, what: str) -> list[dict]:

@@ -24,7 +24,7 @@ from tsfl_jax import config as settings
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import estimates
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
-from tsfl_jax.experiment import backend, grid, initial_estimates, prepare, program
+from tsfl_jax.experiment import backend, grid, initial_estimates, lanes, prepare
 
 _PILOT = ("bounds", initial_estimates.DRAWS)
 
@@ -90,22 +90,21 @@ def rows_of(config: tsfl_jax.Config, after: list[int], repeats: int) -> list[dic
     """A row for each model and estimator."""
     prepared = prepare.prepare(config)
     mesh = backend.start_jax(prepared.config)
-    arrays = program.make_arrays(prepared, mesh, runs=False)
+    _, arrays = lanes.single(prepared, mesh, estimates=False)
+    start, _, _, problem, _ = lanes.arguments_of_run(arrays, 1)
     rows = []
     for intervals in after:
-        variables = arrays.start.params
+        variables = start.params
         if intervals:
             trained = dataclasses.replace(config, num_intervals=intervals)
             variables = tsfl_jax.simulate(trained, verbose=True).params
         exact = largest_curvatures(
             prepared.network.model,
             variables,
-            arrays.problem,
+            problem,
             prepared.partition.capacity,
         )
-        for method, found in estimated(
-            prepared, variables, arrays.problem, repeats
-        ).items():
+        for method, found in estimated(prepared, variables, problem, repeats).items():
             ratio = found.smoothness / exact.max()
             rows.append(
                 {

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from benchmarks import ahead, common, lanes, own
 from tsfl_jax.experiment import backend, prepare, program
 from tsfl_jax.experiment.custom_hooks import Own
-from tsfl_jax.experiment.lanes import make_group, make_lanes
+from tsfl_jax.experiment.lanes import make_arrays, make_group, single
 
 MAPPINGS = ("vmap", "sequential")
 FORMS = ("slices", "fast", "lax")
@@ -42,11 +42,11 @@ def worker(work: dict) -> dict:
     if work["lanes"] > 1:
         found = lanes.several(work["lanes"], work["network"], settings)
         host = backend.start_jax(found[0].config)
-        arrays = make_lanes(make_group(found, host), found, len(found), runs=False)
-        made = program.make_program(found, mesh, "vmap")
+        arrays = make_arrays(make_group(found, host), found, estimates=False)
+        made = program.make_program(found, mesh)
     else:
         prepared, host = _experiment(work, settings)
-        arrays = program.make_arrays(prepared, host, runs=False)
+        _, arrays = single(prepared, host, estimates=False)
         made = program.make_program([prepared], mesh)
     result = ahead.compile_ahead(made, arrays, work["target"], folder)
     return {

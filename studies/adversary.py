@@ -26,8 +26,7 @@ from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, prepare, sweeps
 from tsfl_jax.report import files, style
-from tsfl_jax.report.significance import p_text, paired_p
-from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, p_text, paired_p, spread
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
@@ -242,12 +241,14 @@ def parse(texts: list[str]) -> argparse.Namespace:
     about = "search only where the first rule beats the second"
     parser.add_argument("--one_way", action="store_true", help=about)
     about = "generations of the search (default: %(default)s)"
-    parser.add_argument("--generations", type=int, default=20, help=about)
+    parser.add_argument(
+        "--generations", type=arguments.at_least(1), default=20, help=about
+    )
     about = "fleets of a generation (default: %(default)s)"
-    parser.add_argument("--population", type=int, default=10, help=about)
+    parser.add_argument(
+        "--population", type=arguments.at_least(4), default=10, help=about
+    )
     given = arguments.parse(parser, texts)
-    if given.generations < 1 or given.population < 4:
-        parser.error("expected --generations >= 1 and --population >= 4")
     if given.rules[0] == given.rules[1]:
         parser.error(f"--rules {' '.join(given.rules)}: expected two different rules")
     for rule in given.rules:
@@ -274,7 +275,7 @@ def main(texts: list[str]) -> None:
     searched += f" {len(SEARCH)} seeds, result on {len(FRESH)} others"
     about += f" {OVER_SEEDS}, paired; "
     about += arguments.joined(
-        searched, *arguments.shown(given.set), f"device: {device}."
+        searched, *arguments.settings_text(given.set), f"device: {device}."
     )
     several: list[Confirmed] = []
     ways = ((first, second), (second, first))

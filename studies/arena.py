@@ -326,7 +326,7 @@ def run_arena(
         first.network.name,
         f"{get(config, 'num_intervals')} intervals",
         "η of each rule tuned" if rates else f"η = {get(config, 'lr'):g}",
-        *arguments.shown(given.set),
+        *arguments.settings_text(given.set),
         f"rules more than {given.race:g} points behind stopped" if given.race else "",
         f"device: {device}",
     )
@@ -371,19 +371,17 @@ def parse(texts: list[str]) -> argparse.Namespace:
     about = "images, and the folder in OUT (default: %(default)s)"
     parser.add_argument("--data", choices=tuple(DATA), default="digits", help=about)
     about = "target accuracy of the columns time and MB (default: 0.8, MNIST 0.9)"
-    parser.add_argument("--target", type=float, default=0.0, help=about)
+    parser.add_argument("--target", type=arguments.SHARE, help=about)
     about = f"η of each rule from a grid of {len(STEPS)}, on a seed of its own"
     parser.add_argument("--tune", action="store_true", help=about)
     about = (
         "judge rules that fall more than so many points behind in all seeds of a cell"
     )
     about += " as if they had been stopped there: they get no verdict"
-    parser.add_argument("--race", type=float, default=0.0, metavar="POINTS", help=about)
+    parser.add_argument(
+        "--race", type=arguments.POSITIVE, default=0.0, metavar="POINTS", help=about
+    )
     given = arguments.parse(parser, texts)
-    if not 0 <= given.target < 1:
-        parser.error(f"--target={given.target}: must be in (0, 1), like 0.8")
-    if not 0 <= given.race < np.inf:
-        parser.error(f"--race={given.race}: must be points of accuracy > 0")
     for name in several:  # each once, in their order
         setattr(given, name, tuple(dict.fromkeys(getattr(given, name))))
     if "fedavg" not in given.rules:

@@ -21,8 +21,7 @@ from jaxtyping import Bool, Float
 
 from studies.verdicts import BETTER, WORSE, signed_rank_p, verdict
 from tsfl_jax.report import files, style
-from tsfl_jax.report.significance import holm, p_text, paired_p
-from tsfl_jax.report.statistics import OVER_SEEDS, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, holm, p_text, paired_p, spread
 from tsfl_jax.studies import arguments
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ def _bounds(
         repaired = bounds.theorem1_bound(rho, tau, constants, repaired=True)
         return printed.total, repaired.total, printed.valid
 
-    return bounds.so_far(both, rho, tau)
+    return study.so_far(both, rho, tau)
 
 
 def bounds_of(

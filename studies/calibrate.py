@@ -459,13 +459,11 @@ def parse(texts: list[str]) -> argparse.Namespace:
     about = "only the first so many variants (12), or from the 13th on (12:)"
     parser.add_argument("--variants", default=":", help=about)
     about = "only the first so many stages, without DMS (default: all)"
-    parser.add_argument("--stages", type=int, default=0, help=about)
+    parser.add_argument("--stages", type=arguments.at_least(0), default=0, help=about)
     about = "folder of the tables, if not OUT"
     parser.add_argument("--table", type=pathlib.Path, help=about)
     given = reproduce.parsed(parser, texts)
     given.variants = chosen(parser, given.variants)
-    if given.stages < 0:
-        parser.error("--stages must be at least 0")
     study.check_free(given.set, changed_by(given.variants), "calibrate")
     return given
 
@@ -476,7 +474,7 @@ def main(texts: list[str]) -> None:
     devices.start(0)
     given.out = files.prepare_workdir(given.out, "--out")
     data = given.data or ["mnist"]
-    cells = reproduce.wanted(["table1", "table2"], data)
+    cells = reproduce.chosen_cells(["table1", "table2"], data)
     cells = [name for name in cells if "select" not in name]
     note = reproduce.changed_config(cells[0], given)[1]
     device = f"device: {arguments.device_text()}"

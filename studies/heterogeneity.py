@@ -20,7 +20,7 @@ from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
-from tsfl_jax.studies import compare
+from tsfl_jax.studies import arguments, compare
 from tsfl_jax.theory.bounds import heterogeneity_degree
 from tsfl_jax.types import UserError
 
@@ -208,8 +208,8 @@ def parse(texts: list[str]) -> argparse.Namespace:
     about = "fig2a: accuracy against δ; fig2b: time to --accuracy"
     parser.add_argument("target", nargs="+", choices=[*TAKEN], help=about)
     about = "fig2b: time until this test accuracy (default: %(default)s)"
-    parser.add_argument("--accuracy", type=float, default=0.9, help=about)
-    given = study.parse_problem(parser, texts, "accuracy")
+    parser.add_argument("--accuracy", type=arguments.SHARE, default=0.9, help=about)
+    given = study.parse_problem(parser, texts)
     for target in given.target:
         study.check_free(given.set, TAKEN[target], target)
     return given

@@ -239,21 +239,17 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser = study.make_parser("learned", __doc__, 2)
     about = "trained θ, as a study has printed it: tau=0.1,left=0.2,… (default: train)"
     parser.add_argument("--theta", default="", help=about)
-    parser.add_argument("--generations", type=int, default=14, help="(default: 14)")
-    parser.add_argument("--population", type=int, default=12, help="even (default: 12)")
-    parser.add_argument("--spread", type=float, default=0.3, help="(default: 0.3)")
-    parser.add_argument("--rate", type=float, default=0.6, help="(default: 0.6)")
-    about = "runs of each test fleet (default: 10)"
-    parser.add_argument("--test_seeds", type=int, default=10, help=about)
-    given = arguments.parse(parser, texts)
-    if given.population < 2 or given.population % 2 or given.generations < 1:
-        parser.error("--population must be even and --generations at least 1")
-    if given.test_seeds < 1:
-        parser.error("--test_seeds must be at least 1")
-    for name in ("spread", "rate"):
-        if not 0 < getattr(given, name) < np.inf:
-            parser.error(f"--{name} must be a number above 0")
-    return given
+    even = arguments.ranged(int, lambda n: n >= 2 and n % 2 == 0, "even and above 0")
+    for name, kind, default, text in (
+        ("generations", arguments.at_least(1), 14, ""),
+        ("population", even, 12, "even "),
+        ("spread", arguments.POSITIVE, 0.3, ""),
+        ("rate", arguments.POSITIVE, 0.6, ""),
+        ("test_seeds", arguments.at_least(1), 10, "runs of each test fleet "),
+    ):
+        text += f"(default: {default})"
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    return arguments.parse(parser, texts)
 
 
 def _theta(text: str) -> dict[str, float]:
@@ -278,8 +274,9 @@ def _theta(text: str) -> dict[str, float]:
 def main(texts: list[str]) -> None:
     """Train θ or take a given one, and test it; writes theta.json and the table."""
     given = parse(texts)
+    theta = _theta(given.theta) if given.theta else None
     out = files.prepare_workdir(given.out, "--out")
-    theta = _theta(given.theta) if given.theta else train(given)
+    theta = theta or train(given)
     files.write_json(out / "theta.json", theta)
     print(",".join(f"{name}={value}" for name, value in theta.items()))
     rows = test_rows(theta, given.test_seeds, out / "cells")

@@ -250,14 +250,10 @@ def parse(texts: list[str]) -> argparse.Namespace:
     rates = {"nargs": "+", "type": float, "default": [0.05, 0.1, 0.2, 0.5]}
     parser.add_argument("--lrs", metavar="η", help=about, **rates)
     about = "rounds run, in those of the paper (default: %(default)s)"
-    parser.add_argument("--longer", type=float, default=1.5, help=about)
+    parser.add_argument("--longer", type=arguments.POSITIVE, default=1.5, help=about)
     about = "read MNIST from a folder of IDX files"
-    parser.add_argument("--idx", metavar="FOLDER", default="", help=about)
+    parser.add_argument("--idx", type=arguments.folder, metavar="FOLDER", help=about)
     given = arguments.parse(parser, texts)
-    if not given.longer > 0:
-        parser.error(f"--longer={given.longer}: must be above 0")
-    if given.idx and not pathlib.Path(given.idx).is_dir():
-        parser.error(f"--idx={given.idx}: expected a folder of IDX files")
     known = {c.label for name in given.networks for c in NETWORKS[name].cells}
     for label in given.cells or ():
         if label not in known:

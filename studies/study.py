@@ -11,9 +11,13 @@ import sys
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import xarray
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Num
 
 from tsfl_jax import command
 from tsfl_jax.config import Config, get
@@ -205,21 +209,18 @@ def add_problem(parser: argparse.ArgumentParser, any_case: bool = True) -> None:
     else:
         parser.set_defaults(data="mnist", case=["1"])
     about = "intervals of a run (default: as many as the paper; digits 30)"
-    parser.add_argument("--intervals", type=int, default=0, help=about)
+    parser.add_argument(
+        "--intervals", type=arguments.at_least(0), default=0, help=about
+    )
     about = "read the data set from a folder of IDX files"
-    parser.add_argument("--idx", metavar="FOLDER", default="", help=about)
+    parser.add_argument("--idx", type=arguments.folder, metavar="FOLDER", help=about)
 
 
 def parse_problem(
-    parser: argparse.ArgumentParser, texts: list[str], share: str = ""
+    parser: argparse.ArgumentParser, texts: list[str]
 ) -> argparse.Namespace:
     """The parsed arguments; wrong ones end the process with exit code 2."""
-    given = arguments.parse(parser, texts, share)
-    if given.intervals < 0:
-        parser.error("--intervals must be at least 0")
-    given.idx = str(pathlib.Path(given.idx).expanduser()) if given.idx else ""
-    if given.idx and not pathlib.Path(given.idx).is_dir():
-        parser.error(f"--idx={given.idx}: expected a folder of IDX files")
+    given = arguments.parse(parser, texts)
     if given.idx and given.data == "digits":
         parser.error(f"--idx={given.idx}: --data=digits needs no files")
     devices.start(0)  # all devices; the first question to JAX would start it with one
@@ -322,3 +323,29 @@ def carry_out(
 def noted(about: str, runs: Runs, *more: str) -> str:
     """What is said of runs, and how many of them diverged."""
     return arguments.joined(about, *more, diverged_note(runs.result.history))
+
+
+def so_far(
+    function: Callable[[Array, Array], Any],
+    rho: Num[ArrayLike, "T N"],
+    tau: Num[ArrayLike, "T N"],
+) -> Any:
+    """Evaluate ``function(rho, tau)`` on the first 1, 2, …, T intervals.
+
+    Later intervals are set to 0. The prefixes are evaluated sequentially, so that
+    memory does not grow with T.
+
+    Args:
+      function: of two arrays ``[T, N]``; returns any pytree of arrays.
+      rho, tau: ``[T, N]``.
+
+    Returns:
+      The pytree with a leading axis ``[T]``.
+    """
+    rho, tau = jnp.asarray(rho), jnp.asarray(tau)
+
+    def until(last: Array) -> Any:
+        past = (jnp.arange(len(tau)) <= last)[:, None]
+        return function(jnp.where(past, rho, 0), jnp.where(past, tau, 0))
+
+    return lax.map(until, jnp.arange(len(tau)))

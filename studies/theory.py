@@ -213,7 +213,7 @@ def items(run: Run) -> Items:
         return Items(terms, theory.theorem1_bound(rho, tau, known))
 
     rho, tau = jnp.asarray(run.rho), jnp.asarray(run.tau)
-    return jax.jit(lambda: theory.so_far(found, rho, tau))()
+    return jax.jit(lambda: study.so_far(found, rho, tau))()
 
 
 class Weights(NamedTuple):

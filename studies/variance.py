@@ -19,8 +19,7 @@ from tsfl_jax import rng
 from tsfl_jax.config import SEEDS
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files
-from tsfl_jax.report.significance import p_text
-from tsfl_jax.report.statistics import left_out
+from tsfl_jax.report.statistics import left_out, p_text
 from tsfl_jax.report.table import grouped
 from tsfl_jax.types import UserError
 

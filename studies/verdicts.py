@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import xarray
 
-from tsfl_jax.report.significance import holm, p_text, paired_p
-from tsfl_jax.report.statistics import confidence_interval
+from tsfl_jax.report.statistics import confidence_interval, holm, p_text, paired_p
 
 LEVEL = 0.05  # of all tests
 BETTER, WORSE, OPEN, SAME = "better", "worse", "inconclusive", "identical"

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 _SERVER = """
 import json, os, runpy, signal, sys, traceback, warnings
 import matplotlib.pyplot
-import sklearn.datasets, tsfl_jax, tsfl_jax.report.timeline
+import sklearn.datasets, tsfl_jax, tsfl_jax.report.gantt
 warnings.simplefilter("ignore")  # JAX dislikes a split; here it has not started yet
 print("ready", flush=True)
 for line in sys.stdin:

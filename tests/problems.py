@@ -78,13 +78,10 @@ def changed(hparams: HParams, **changes) -> HParams:
     settings = dict(hparams.settings)
     for name, value in changes.items():
         section, _, field = name.rpartition("__")
-        there = (
-            [section]
-            if section
-            else [n for n in settings if field in vars(settings[n])]
-        )
-        assert there, name
-        for owner in there:
+        owners = [section] if section else []
+        owners = owners or [n for n in settings if field in vars(settings[n])]
+        assert owners, name
+        for owner in owners:
             dtype = getattr(settings[owner], field).dtype
             new = {field: jnp.asarray(value, dtype)}
             settings[owner] = components.changed(settings[owner], **new)
@@ -97,29 +94,17 @@ def dataset(samples=120, features=5, classes=3, seed=0) -> Dataset:
     centers = rng.normal(size=(classes, features)) * 2
     y = rng.integers(0, classes, 2 * samples).astype(np.int32)
     x = (centers[y] + rng.normal(size=(2 * samples, features))).astype(np.float32)
-    return Dataset(
-        "blobs",
-        x[:samples],
-        y[:samples],
-        x[samples:],
-        y[samples:],
-        classes,
-        np.float32(0.3),
-        np.float32(1.7),
-    )
+    parts = x[:samples], y[:samples], x[samples:], y[samples:]
+    return Dataset("blobs", *parts, classes, np.float32(0.3), np.float32(1.7))
 
 
 def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> scan.Problem:
     """The data set on the device, every client with random rows."""
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, len(data.y_train), (num_clients, capacity), dtype=np.int32)
+    arrays = data.x_train, data.y_train, data.mean, 1 / data.std
     return scan.Problem(
-        samples=client.Samples(
-            jnp.asarray(data.x_train),
-            jnp.asarray(data.y_train),
-            jnp.asarray(data.mean),
-            jnp.asarray(1 / data.std),
-        ),
+        samples=client.Samples(*map(jnp.asarray, arrays)),
         test=evaluation.make_test_set(data.x_test, data.y_test),
         rows=jnp.asarray(rows),
         client=jnp.arange(num_clients, dtype=jnp.int32),
@@ -130,9 +115,9 @@ def validated(rule, prob: scan.Problem) -> scan.Problem:
     """With validation samples if the rule uses some: 24 that no client holds."""
     if not rule.mixing.uses_validation:
         return prob
-    rest = np.setdiff1d(np.arange(len(prob.samples.y)), np.asarray(prob.rows))
-    held = evaluation.make_held_out(rest[:24])
-    return prob._replace(validation=jax.tree.map(jnp.asarray, held))
+    unused = np.setdiff1d(np.arange(len(prob.samples.y)), np.asarray(prob.rows))
+    validation = evaluation.make_held_out(unused[:24])
+    return prob._replace(validation=jax.tree.map(jnp.asarray, validation))
 
 
 def inputs(tau, size) -> scan.Inputs:
@@ -183,21 +168,16 @@ def run(
     tau, size = np.asarray(most.tau), np.asarray(most.size)
     steps = tau * client.steps_per_iteration(size, batch_size, iteration)
     passes = client.most_passes(tau, size, batch_size, iteration)
-    compiled = _compiled(
-        model,
-        rule,
-        optimizer,
-        scan.ProgramSpec(
-            batch_size=batch_size,
-            iteration=iteration,
-            passes=passes,
-            mapping=mapping,
-            block=block,
-            longest=int(steps.max()),
-            estimates=_estimates(rule, estimates),
-            train_all=train_all,
-        ),
+    shape = {"batch_size": batch_size, "iteration": iteration, "mapping": mapping}
+    spec = scan.ProgramSpec(
+        **shape,
+        passes=passes,
+        block=block,
+        longest=int(steps.max()),
+        estimates=_estimates(rule, estimates),
+        train_all=train_all,
     )
+    compiled = _compiled(model, rule, optimizer, spec)
     key = jax.random.key(seed)
     x = client.scaled(prob.samples, prob.samples.x[:1])
     prob = validated(rule, prob)
@@ -265,20 +245,10 @@ def replayed(
     `sizes` are those of all clients, where not all of them are in an update.
     """
     rule = AGGREGATORS[algorithm]
-    compiled = _compiled(
-        mlp(),
-        rule,
-        optimizers.sgd,
-        scan.ProgramSpec(
-            batch_size=batch_size,
-            iteration=iteration,
-            passes=passes,
-            mapping=mapping,
-            block=block,
-            estimates=_estimates(rule, estimates),
-            snapshots=schedule.snapshots,
-        ),
-    )
+    shape = {"batch_size": batch_size, "iteration": iteration, "mapping": mapping}
+    shape |= {"passes": passes, "block": block, "snapshots": schedule.snapshots}
+    spec = scan.ProgramSpec(**shape, estimates=_estimates(rule, estimates))
+    compiled = _compiled(mlp(), rule, optimizers.sgd, spec)
     counts = base.Counts(prob.rows.shape[0], groups)
     if sizes is None and schedule.in_order:
         sizes = schedule.size[0].tolist()

@@ -31,12 +31,7 @@ def loss_and_gradient(w, x, y):
     d[np.arange(n), y] -= 1
     d /= n
     dz = (d @ w["w2"].T) * (z > 0)
-    gradient = {
-        "w1": x.T @ dz,
-        "b1": dz.sum(0),
-        "w2": a.T @ d,
-        "b2": d.sum(0),
-    }
+    gradient = {"w1": x.T @ dz, "b1": dz.sum(0), "w2": a.T @ d, "b2": d.sum(0)}
     return losses.sum(), gradient
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tsfl_jax import components, config, validate
-from tsfl_jax.models import convolution
+from tsfl_jax import components, config
 from tsfl_jax.studies import experiments
 from tsfl_jax.types import UserError
 
@@ -19,14 +18,9 @@ FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 FILES = sorted(
     str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.py")
 )
-SHAPES = {
-    "digits": (8, 8, 1),
-    "mnist": (28, 28, 1),
-    "fashion_mnist": (28, 28, 1),
-    "cifar10": (32, 32, 3),
-    "svhn_cropped": (32, 32, 3),
-    "synthetic": (28, 28, 1),
-}
+SHAPES = {"digits": (8, 8, 1)}
+SHAPES |= dict.fromkeys(("mnist", "fashion_mnist", "synthetic"), (28, 28, 1))
+SHAPES |= dict.fromkeys(("cifar10", "svhn_cropped"), (32, 32, 3))
 
 
 def load(name, *arguments) -> tuple[config.Config, str]:
@@ -34,16 +28,6 @@ def load(name, *arguments) -> tuple[config.Config, str]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.get_config(*arguments), module.__doc__
-
-
-def test_the_promised_files_are_there():
-    cases = {
-        f"{data}_case{case}"
-        for data in ("mnist", "fashion_mnist", "cifar10", "svhn")
-        for case in (1, 2, 3)
-    }
-    extra = {"mnist_select2", "mnist_select4", "digits_case3", "smoke", "quadratic"}
-    assert cases | extra <= set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -127,11 +111,6 @@ def test_paper_settings():
         assert c.schedule.kind == name[-5:]
 
 
-def test_the_names_of_convolutions_are_those_of_the_table():
-    _, known = config.SETTINGS["convolution"]
-    assert set(known.choices) == {"auto", *convolution.CONVOLUTIONS}
-
-
 def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
     """Metadata of the field, which `components.check` reads by the setting's name."""
     assert set(config.SETTINGS) == set(config.flat(dataclasses.asdict(config.Config())))
@@ -148,17 +127,12 @@ def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
     ("name", "good", "bad", "words"),
     [
         ("timeline.framework", ["safa"], ["sofa"], "did you mean 'safa'"),
-        ("lr", [1e-9, 5], [0, -1.0, math.inf, math.nan], "finite and > 0"),
+        ("lr", [1e-9, 5], [0, math.nan, 1e39, 1e-50], "finite and > 0 in float32"),
         ("fedasync.gamma", [0, 0.99], [1, -0.1, math.nan], r"in \[0, 1\)"),
         ("timeline.fraction", [1, 0.1], [0, 1.1, math.nan], r"in \(0, 1\]"),
         ("timeline.lag", [0, 7.0], [-1, 1.5, math.inf], "a whole number >= 0"),
         ("seed", [0, 2**32 - 1], [2**32, 10**400], ">= 0 and <= 4294967295"),
-        (
-            "constants.smoothness",
-            [-1, 0, 3.0],
-            [math.inf],
-            r"finite \(L; negative: est",
-        ),
+        ("data.shape", [(8, 8)], [(2**31,)], "a whole number <= 2147483647"),
     ],
 )
 def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
@@ -167,15 +141,7 @@ def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
     for value in bad:
         with pytest.raises(UserError, match=f"^--config.{name}=.*: .*{words}"):
             components.check(config.SETTINGS, name, value)
-
-
-def test_a_rule_is_checked_by_the_table_of_rules():
-    validate.validate(config.Config(algorithm="krum"))
-    with pytest.raises(UserError, match="^--config.algorithm=krun: .*mean 'krum'"):
-        validate.validate(config.Config(algorithm="krun"))
-
-
-def test_a_largest_value_may_depend_on_another_setting():
+    # The largest value may depend on another setting.
     components.check(config.SETTINGS, "timeline.buffer", 5, 5, "num_clients")
     with pytest.raises(UserError, match="<= 5 = --config.num_clients"):
         components.check(config.SETTINGS, "timeline.buffer", 6, 5, "num_clients")

@@ -108,7 +108,7 @@ USE = """
 import numpy as np
 import tsfl_jax
 from tsfl_jax.experiment import lanes, prepare
-from tsfl_jax.report import settings_text
+from tsfl_jax import settings_page
 
 config = tsfl_jax.Config(algorithm="root", num_intervals=2, num_clients=4, batch_size=8)
 config.schedule.kind, config.schedule.size_groups = "case1", "constant(8); constant(32)"
@@ -125,8 +125,8 @@ rho = swept.history["rho"]
 np.testing.assert_allclose(rho[0], 0.25, rtol=1e-6)
 np.testing.assert_allclose(rho[2, :, 3] / rho[2, :, 0], 4, rtol=1e-5)
 assert "root" in str(tsfl_jax.explain(config))
-assert "| `root.power` | `0.5` | ≥ 0 and ≤ 1 |" in settings_text.markdown()
-assert "root" in settings_text.range_of("algorithm")
+assert "| `root.power` | `0.5` | ≥ 0 and ≤ 1 |" in settings_page.markdown()
+assert "root" in settings_page.range_of("algorithm")
 for wrong in ({"algorithm": "dms"}, {"root.power": 2.0}):
     try:
         tsfl_jax.simulate(tsfl_jax.config.replace(config, wrong))
@@ -252,7 +252,7 @@ USE_ALL = """
 import numpy as np
 import tsfl_jax
 from tsfl_jax.experiment import prepare
-from tsfl_jax.report import settings_text
+from tsfl_jax import settings_page
 
 config = tsfl_jax.Config(algorithm="fedavg", num_intervals=4, num_clients=4)
 config.batch_size, config.schedule.data_size, config.report_every = 8, 8, 4
@@ -267,7 +267,7 @@ result = tsfl_jax.simulate(config)
 assert list(result.params["params"]["Dense_0"]) == ["kernel"]
 assert "pairs (" in str(tsfl_jax.explain(config))
 assert "quota=4" in str(tsfl_jax.explain(config))
-text = settings_text.markdown()
+text = settings_page.markdown()
 for name in ("data.spread", "partition.share", "model.bias", "timeline.quota"):
     assert f"| `{name}` |" in text
 others = {"data.name": "digits", "partition.kind": "iid", "model.name": "mlp"}
@@ -354,7 +354,7 @@ def test_a_swept_component_is_traced_once():
     chex.clear_trace_counter()
     run = jax.jit(chex.assert_max_traces(lambda *given: group.program.run(*given), n=1))
     for each in several:
-        arrays = lanes.make_lanes(group, [each, each], 2)
+        arrays = lanes.make_arrays(group, [each, each])
         run(*group.program.arguments(arrays, arrays.start, 0))
 
 

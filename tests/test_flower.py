@@ -46,9 +46,8 @@ def test_the_model_is_that_of_the_rule(name):
             (5, 6, 8), models, (3, 1, 2), (10, 30, 20), strict=True
         )
     }
-    given = {"hparams": HPARAMS, "key": key}
     new, memory, done = flower._aggregated(
-        rule, nodes, replies, old, (None, {}), (), given
+        rule, nodes, replies, old, (None, {}), (), HPARAMS, key
     )
     assert done.tau.tolist() == TAU and done.size.tolist() == SIZE
     assert memory[1] == {5: 10, 7: 0, 6: 30, 8: 20}

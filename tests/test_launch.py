@@ -68,49 +68,25 @@ def test_default_is_digits_and_the_same_workdir_resumes(tmp_path, launch):
     assert (tmp_path / "here/metrics.jsonl").read_bytes() == first
 
 
-SLIPS = {
-    "misspelt config": (["--config=configs/smok.py"], ["no such file", "'smoke'"]),
-    "misspelt field": (["--config.momentun=0.9"], ["did you mean 'momentum'"]),
-    "wrong type": (["--config.lr=fast"], ["--config.lr=fast: 'fast' is not a number"]),
-    "unwritable workdir": (["--workdir=/dev/null/x"], ["--workdir"]),
-    "too much data": (["--config.num_clients=500"], ["training samples"]),
-    "no data": (
-        ["--config.data.name=fashion_mnist", "--config.data.download=False"],
-        ["fashion_mnist", "data.dir"],
-    ),
-    "empty cache folder": (
-        [*SMALL, "--config.compile_cache="],
-        ["--config.compile_cache is empty: expected a folder"],
-    ),
-    "wrong value in a sweep": (
-        [*SMALL, "--sweep=lr=0.1,-1"],
-        ["run lr=-1.0: --config.lr=-1"],
-    ),
-}
-
-
-@pytest.mark.parametrize("slip", SLIPS)
-def test_slip_is_answered_in_one_line(slip, tmp_path, launch):
-    arguments, words = SLIPS[slip]
-    (tmp_path / "here").mkdir()
-    data = f"--config.data.dir={tmp_path / 'data'}"
-    code, out, err = launch(data, *arguments, cwd=tmp_path / "here")
-    last = err.strip().splitlines()[-1]
-    assert code == 2
-    assert "Traceback" not in err
-    assert last.startswith("launch.py: ")
-    for word in words:
-        assert word in last
-    assert out == ""
-    assert not list((tmp_path / "here").iterdir()), "a slip must not leave a folder"
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+def test_a_slip_is_answered_in_one_line(tmp_path, launch):
+    for flag, words in {
+        "--config.momentun=0.9": "did you mean 'momentum'",
+        "--config.compile_cache=": "--config.compile_cache is empty: expected a folder",
+    }.items():
+        code, out, err = launch(*SMALL, flag, cwd=tmp_path)
+        assert code == 2 and out == "" and "Traceback" not in err
+        last = err.strip().splitlines()[-1]
+        assert last.startswith("launch.py: ") and words in last
+        assert not list(tmp_path.iterdir()), "a slip must not leave a folder"
 
 
 def test_a_sweep_from_the_command_line(tmp_path, launch):
-    swept = ["--sweep=seed=0:2", "--sweep=algorithm=dms,fedavg", "--workdir=swept"]
+    """Into a folder of the home: a shell does not expand the ~ of --workdir=~/swept."""
+    place = os.path.relpath(tmp_path / "swept", pathlib.Path.home().resolve())
+    swept = ["--sweep=seed=0:2", "--sweep=algorithm=dms,fedavg", f"--workdir=~/{place}"]
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
     assert code == 0, err
-    assert "4 runs; results in swept" in err
+    assert "4 runs; results in " in err
     assert "interval 4/8, best accuracy " in err
     assert "interval 8/8, best accuracy " in err
     assert "| dms | 2 |" in out and "| fedavg | 2 |" in out
@@ -130,12 +106,3 @@ def test_settings_may_stand_before_the_config(tmp_path, launch):
     assert code == 0, err
     settings = json.loads((tmp_path / "w" / "config.json").read_text())
     assert settings["lr"] == 0.25 and settings["num_intervals"] == 1
-
-
-def test_a_sweep_into_a_folder_of_the_home(tmp_path, launch):
-    """A shell does not expand the ~ of --workdir=~/swept."""
-    place = os.path.relpath(tmp_path / "swept", pathlib.Path.home().resolve())
-    swept = "--sweep=seed=0:2", f"--workdir=~/{place}"
-    code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
-    assert code == 0, err
-    assert (tmp_path / "swept" / "summary.md").read_text().strip() == out.strip()

@@ -5,8 +5,6 @@ import dataclasses
 import pathlib
 import re
 
-import pytest
-
 from tsfl_jax.config import Config, flat
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -21,22 +19,16 @@ FLAG = r"--config\.([a-z_]+(?:\.[a-z_]+)*)"
 def texts(path):
     """(line, text) of all strings of a file; "{}" is what is filled in."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    joined = [n for n in nodes if isinstance(n, ast.JoinedStr)]
+    joined = [node for node in nodes if isinstance(node, ast.JoinedStr)]
     parts = {id(part) for node in joined for part in node.values}
     for node in joined:
-        known = [getattr(part, "value", None) for part in node.values]
-        yield (
-            node.lineno,
-            "".join(part if isinstance(part, str) else "{}" for part in known),
-        )
+        values = [getattr(part, "value", None) for part in node.values]
+        text = "".join(value if isinstance(value, str) else "{}" for value in values)
+        yield node.lineno, text
     for node in nodes:
-        text = getattr(node, "value", None)
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(text, str)
-            and id(node) not in parts
-        ):
-            yield node.lineno, text
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in parts:
+            yield node.lineno, node.value
 
 
 def named(text):
@@ -56,20 +48,12 @@ def exists(name):
     return name in SETTINGS
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_setting_that_a_message_names_exists(path):
-    wrong = [
-        f"{path.name}:{line}: {name}"
-        for line, text in texts(path)
-        for name in named(text)
-        if not exists(name)
-    ]
-    assert not wrong
-
-
-def test_the_collection_finds_what_is_wrong():
-    found = [n for p in FILES for _, text in texts(p) for n in named(text)]
-    assert {"schedule.tau", "timeline.buffer", "num_clients"} <= set(found)
-    assert "timeline.{}" in found and len(set(found)) > 40
+def test_every_setting_that_a_message_names_exists():
+    names = {}
+    for path in FILES:
+        for line, text in texts(path):
+            names |= dict.fromkeys(named(text), f"{path.name}:{line}")
+    assert not {name: place for name, place in names.items() if not exists(name)}
+    assert {"schedule.tau", "timeline.buffer", "num_clients", "timeline.{}"} <= {*names}
     assert list(named("--config.timeline.draws=3: bad")) == ["timeline.draws"]
     assert not exists("timeline.draws") and not exists("timeline.x{}")

@@ -1,62 +1,55 @@
 """What README.md shows runs, and what it names exists."""
 
-import contextlib
-import io
 import pathlib
 import re
 
 import numpy as np
+import pytest
 
 import tsfl_jax
+from tests import examples
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PYTHON = (ROOT / "docs" / "python.md").read_text()
 
 
-def run_block(number, text=README):
-    """Runs a Python block of the README; returns its variables and its output."""
-    block = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)[number]
-    variables, out = {}, io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(block, variables)
-    return variables, out.getvalue()
+THEORY = (ROOT / "docs" / "theory.md").read_text()
+# A page, the place of its Python block, and what holds of variables and output.
+BLOCKS = {
+    "custom rule": (
+        (README, 0),
+        lambda v, out: np.allclose(v["result"].history["rho"].sum(axis=1), 1),
+    ),
+    "simulate": (
+        (README, 1),
+        lambda v, out: (
+            v["result"].history["rho"].shape == (20, 20)
+            and v["result"].history["test_accuracy"][-1] > 0.8
+            and "(64, 50)" in out
+        ),
+    ),
+    "DMS": ((PYTHON, 0), lambda v, out: np.isclose(v["rho"].sum(), 1, rtol=1e-5)),
+    "a server of NumPy": (
+        (PYTHON, 1),
+        lambda v, out: "fedavg [0.4" in out and "dms [" in out,
+    ),
+    "sweep": (
+        (PYTHON, 2),
+        lambda v, out: out.splitlines() in (["(6, 4)", "0.03"], ["(6, 4)", "0.1"]),
+    ),
+    "signs of the theory": (
+        (THEORY, 0),
+        lambda v, out: out.split() == ["True", "True", "1.0124", "1.0105", "1.0043"],
+    ),
+}
 
 
-def test_own_rule_example():
-    result = run_block(0)[0]["result"]
-    np.testing.assert_allclose(result.history["rho"].sum(axis=1), 1, rtol=1e-5)
-
-
-def test_simulate_example():
-    variables, out = run_block(1)
-    result = variables["result"]
-    assert result.history["test_accuracy"].shape == (20,)
-    assert result.history["rho"].shape == (20, 20)
-    assert result.history["test_accuracy"][-1] > 0.8
-    assert "(64, 50)" in out
-
-
-def test_dms_example():
-    rho = run_block(0, PYTHON)[0]["rho"]
-    np.testing.assert_allclose(rho.sum(), 1, rtol=1e-5)
-
-
-def test_a_server_of_numpy():
-    """ρ of two rules, and the models' mean by it."""
-    _, out = run_block(1, PYTHON)
-    assert "fedavg [0.4" in out and "dms [" in out
-
-
-def test_sweep_example():
-    _, out = run_block(2, PYTHON)
-    shape, rate = out.splitlines()
-    assert shape == "(6, 4)" and rate in ("0.03", "0.1")
-
-
-def test_the_sign_check_of_the_theory():
-    _, out = run_block(0, (ROOT / "docs" / "theory.md").read_text())
-    assert out.splitlines() == ["True", "True", "1.0124 1.0105 1.0043"]
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_runs(name):
+    (page, number), holds = BLOCKS[name]
+    block = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[number]
+    assert holds(*examples.run(block))
 
 
 def test_named_files_and_functions_exist():

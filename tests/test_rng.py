@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import itertools
 import pathlib
 
 import jax
@@ -44,6 +43,13 @@ def test_first_draws_on_the_host_are_pairwise_different():
 
 
 def test_keys_on_the_devices_are_pairwise_different():
+    words = np.asarray(jax.jit(all_keys)())
+    assert len(np.unique(words, axis=0)) == len(words) > 4 * len(rng.STREAMS)
+    assert (rng.keys(rng.key(1), "rule")[0] == rng.fold(rng.key(1), "rule")).all()
+
+
+def all_keys():
+    """The words of keys for all purposes, as one program."""
     keys = [rng.keys(rng.key(seed), *rng.STREAMS) for seed in SEEDS]
     # Below a stream and an interval: a client's own streams; none is an index's key.
     for stream in ("training", "estimates"):
@@ -52,9 +58,7 @@ def test_keys_on_the_devices_are_pairwise_different():
         keys.append(rng.keys(jax.random.fold_in(interval, 5), *rng.STREAMS))
     # What the theory report splits: a split is a fold by another name.
     keys.append(jax.random.split(rng.fold(rng.key(0), "theory report"), 64))
-    words = np.concatenate([np.asarray(jax.random.key_data(k)) for k in keys])
-    assert len(np.unique(words, axis=0)) == len(words) > 4 * len(rng.STREAMS)
-    assert (rng.keys(rng.key(1), "rule")[0] == rng.fold(rng.key(1), "rule")).all()
+    return jax.numpy.concatenate([jax.random.key_data(k) for k in keys])
 
 
 def calls(path):
@@ -64,29 +68,17 @@ def calls(path):
             yield ast.unparse(node.func)
 
 
-def names_asked_for():
+def used_streams():
     """Streams that the package and its studies use."""
-    found = set()
-    studies = PACKAGE.parent / "studies"
-    for path in (*PACKAGE.rglob("*.py"), *studies.rglob("*.py")):
+    makers = ("generator", "fold", "keys", "hashed", "uniforms")
+    names = set()
+    for path in (*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "studies").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or path.stem == "rng":
                 continue
-            if ast.unparse(node.func).split(".")[-1] not in (
-                "generator",
-                "fold",
-                "keys",
-                "hashed",
-                "uniforms",
-            ):
-                continue
-            found |= {
-                argument.value
-                for argument in node.args[1:]
-                if isinstance(argument, ast.Constant)
-                and isinstance(argument.value, str)
-            }
-    return found
+            if ast.unparse(node.func).split(".")[-1] in makers:
+                names |= {getattr(part, "value", None) for part in node.args[1:]}
+    return {name for name in names if isinstance(name, str)}
 
 
 def test_only_one_module_makes_generators_and_keys():
@@ -99,7 +91,7 @@ def test_only_one_module_makes_generators_and_keys():
     whole = {f"synthetic {p}" for p in ("prototypes", "train samples", "test samples")}
     whole |= {"train subset", "test subset"}
     whole |= {f"client {n}" for n in ("speed", "download", "upload", *VARYING)}
-    assert names_asked_for() | whole == set(rng.STREAMS)
+    assert used_streams() | whole == set(rng.STREAMS)
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -146,10 +138,6 @@ def test_initial_parameters_and_dropout_have_keys_of_their_own():
 def test_a_client_draws_another_order_than_another():
     key = jax.random.fold_in(rng.fold(rng.key(0), "training"), 0)
     held = problems.members(0, 1, jax.numpy.int32(8), jax.numpy.arange(8))
-    orders = [
-        np.asarray(client._draw_pass(jax.random.fold_in(key, i), held, 0, 8))
-        .ravel()
-        .tolist()
-        for i in range(4)
-    ]
-    assert all(a != b for a, b in itertools.combinations(orders, 2))
+    draw = jax.vmap(lambda i: client._draw_pass(jax.random.fold_in(key, i), held, 0, 8))
+    orders = np.asarray(jax.jit(draw)(np.arange(4))).reshape(4, -1)
+    assert len(np.unique(orders, axis=0)) == 4

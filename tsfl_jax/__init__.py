@@ -24,13 +24,14 @@ from tsfl_jax import rules, theory
 from tsfl_jax.components import component, setting
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
+from tsfl_jax.experiment.doors import simulate, sweep
 from tsfl_jax.experiment.explain import Explanation, explain
 from tsfl_jax.experiment.function import as_function
 from tsfl_jax.experiment.predict import predict
-from tsfl_jax.experiment.runner import Result, simulate
-from tsfl_jax.experiment.sweeps import SweepResult, sweep
+from tsfl_jax.experiment.runner import Result
+from tsfl_jax.experiment.sweeps import SweepResult
 from tsfl_jax.models.networks import Model
-from tsfl_jax.report.writer import Writer
+from tsfl_jax.report.writers import Writer
 from tsfl_jax.rules import AGGREGATORS, dms
 from tsfl_jax.rules.base import (
     Aggregator,
@@ -59,49 +60,16 @@ from tsfl_jax.types import Dataset, HParams, UserError
 
 __version__ = "0.3.0"
 
-__all__ = [
-    "AGGREGATORS",
-    "Aggregator",
-    "BoundConstants",
-    "Config",
-    "Counts",
-    "Dataset",
-    "Received",
-    "Explanation",
-    "HParams",
-    "Model",
-    "ClientOutputs",
-    "Result",
-    "RoundInfo",
-    "SweepResult",
-    "UserError",
-    "Weights",
-    "Writer",
-    "affine_weights",
-    "aggregate",
-    "as_function",
-    "bound_optimal_weights",
-    "component",
-    "coupling",
-    "dms",
-    "dms_weights",
-    "explain",
-    "filter_probability",
-    "init_rule",
-    "kkt_residual",
-    "make_dataset",
-    "predict",
-    "rule",
-    "rules",
-    "setting",
-    "simulate",
-    "sweep",
-    "theorem1_bound",
-    "theorem2_weights",
-    "theorem4_bound",
-    "theory",
-    "weights",
-]
+__all__ = ["Config", "HParams", "UserError"]
+__all__ += ["simulate", "sweep", "explain", "predict", "as_function"]
+__all__ += ["Writer", "Result", "SweepResult", "Explanation"]
+__all__ += ["make_dataset", "Dataset", "Model"]
+__all__ += ["component", "setting", "rule", "init_rule", "aggregate", "weights"]
+__all__ += ["Aggregator", "RoundInfo", "ClientOutputs", "Received", "Weights", "Counts"]
+__all__ += ["AGGREGATORS", "rules", "dms"]
+__all__ += ["dms_weights", "affine_weights", "coupling", "filter_probability"]
+__all__ += ["theory", "BoundConstants", "bound_optimal_weights", "kkt_residual"]
+__all__ += ["theorem1_bound", "theorem2_weights", "theorem4_bound"]
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,7 @@ import importlib
 import os
 import sys
 
-from tsfl_jax import command, config_files
-from tsfl_jax.report import settings_text
+from tsfl_jax import command, config_files, settings_page
 from tsfl_jax.types import nearest
 
 # Command -> module with a function main(arguments).
@@ -34,34 +33,32 @@ tsfl COMMAND --help explains the arguments, tsfl --version prints the version.
 
 
 def list_configs(texts: list[str]) -> None:
-    """Print the experiments that --config knows by name."""
-    about = "List the experiments that --config knows by name, and what each is."
-    command.make_parser("configs", about).parse_args(texts)
-    for name, about in config_files.known().items():
-        print(f"{name:<22}{about}")
+    """List the experiments that --config knows by name, and what each is."""
+    command.make_parser("configs", list_configs.__doc__).parse_args(texts)
+    for name, description in config_files.descriptions().items():
+        print(f"{name:<22}{description}")
 
 
 def list_settings(texts: list[str]) -> None:
-    """Print settings with default, range and help.
+    """List settings with default, range and help: tsfl settings data.
 
     Raises:
       UserError: no setting begins with that name.
     """
-    about = "List settings with default, range and help: tsfl settings data."
-    parser = command.make_parser("settings", about)
+    parser = command.make_parser("settings", list_settings.__doc__)
     parser.add_argument("group", nargs="?", default="", help="section, or one setting")
     page = "print the page docs/settings.md"
     parser.add_argument("--markdown", action="store_true", help=page)
-    given = parser.parse_args(texts)
-    if given.markdown:
-        print(settings_text.markdown(), end="")
+    flags = parser.parse_args(texts)
+    if flags.markdown:
+        print(settings_page.markdown(), end="")
     else:
-        print("\n".join(map(settings_text.entry, settings_text.chosen(given.group))))
+        print("\n".join(map(settings_page.entry, settings_page.chosen(flags.group))))
 
 
 def _dispatch(name: str, texts: list[str]) -> None:
     """Run the named command; without one, list them."""
-    own = {"configs": list_configs, "settings": list_settings}
+    listings = {"configs": list_configs, "settings": list_settings}
     train = ("run", "sweep", "explain")
     if name in ("", "-h", "--help", "help"):
         return print(_HELP, end="")
@@ -73,10 +70,10 @@ def _dispatch(name: str, texts: list[str]) -> None:
         main = functools.partial(cli.main, f"tsfl {name}")
     elif name in _MODULES:
         main = importlib.import_module(_MODULES[name]).main
-    elif name in own:
-        main = own[name]
+    elif name in listings:
+        main = listings[name]
     else:
-        names = [*train, *_MODULES, *own]
+        names = [*train, *_MODULES, *listings]
         hint = f"{nearest(name, names)} (one of: {', '.join(names)})"
         print(f"tsfl: {name}: unknown command{hint}", file=sys.stderr)
         sys.exit(2)

@@ -3,12 +3,11 @@
 import argparse
 import contextlib
 import dataclasses
-import math
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
 
 import jax
 
@@ -19,8 +18,8 @@ from tsfl_jax.experiment import (
     backend,
     explain,
     grid,
+    lanes,
     prepare,
-    program,
     ray_workers,
     runner,
     shards,
@@ -31,9 +30,9 @@ from tsfl_jax.report import progress, style, writers
 from tsfl_jax.types import UserError, nearest
 from tsfl_jax.validate import suggestion, validate
 
-Given = argparse.Namespace
+Flags = argparse.Namespace
 
-_MORE = """\
+_EPILOG = """\
 Any setting can be changed with --config.NAME=VALUE, such as --config.lr=0.01:
 tsfl settings lists them, tsfl settings data those of one section. The experiments that
 --config knows by name are listed by tsfl configs."""
@@ -42,38 +41,38 @@ tsfl settings lists them, tsfl settings data those of one section. The experimen
 def _make_parser(name: str) -> argparse.ArgumentParser:
     """The flags of all commands that train or explain, and one for each setting."""
     parser = command.make_parser("", __doc__)
-    parser.prog, parser.epilog, add = name, _MORE, parser.add_argument
-    about = "experiment, by name or file (default: %(default)s)"
-    add("--config", metavar="NAME", default="digits_case3", help=about)
-    about = "results (default: a new folder under runs/); the same one resumes"
-    add("--workdir", metavar="FOLDER", default="", help=about)
-    about = "values of a setting: seed=0:10, lr=0.01,0.1, lr=log(1e-3,1e-1,5), lin(…), "
-    about += "0.1:0.5:0.1; repeatable, all combinations are run"
-    add("--sweep", metavar="NAME=VALUES", action="append", default=[], help=about)
-    about = "points of a sweep: a list in YAML or JSON, or a CSV table"
-    add("--sweep_file", metavar="FILE", default="", help=about)
-    about = "sweep: runs of one compiled call; 0 chooses"
-    add("--runs_per_call", metavar="L", type=int, default=0, help=about)
-    about = "sweep: run shard i of n, from 0, in a --workdir that all shards share"
-    add("--shard", metavar="I/N", default="", help=about)
-    about = "sweep: write the tables of what shards have finished, and train nothing"
-    add("--collect", action="store_true", help=about)
-    about = "sweep: run on the workers of a Ray cluster, by default one on this machine"
-    add("--ray", metavar="ADDRESS", nargs="?", const="", help=about)
-    about = "do not train: print and plot timeline, work and memory; compile also asks "
-    about += "the compiler for the memory"
-    both = ("estimate", "compile")
-    add("--explain", nargs="?", const="estimate", choices=both, help=about)
-    about = "several processes: how many; 0 as Slurm, Open MPI or Kubernetes say"
-    add("--processes", metavar="COUNT", type=int, default=1, help=about)
-    about = "several processes: which one, from 0"
-    add("--process", metavar="INDEX", type=int, default=0, help=about)
-    about = "several processes: where process 0 listens"
-    add("--coordinator", metavar="HOST:PORT", default="", help=about)
-    about = "several processes: seconds to wait for all of them to start"
-    add("--join_timeout", metavar="SECONDS", type=float, default=300.0, help=about)
-    about = "follow a run live, comma-separated: " + ", ".join(writers.WRITERS)
-    add("--writer", metavar="NAMES", default="", help=about)
+    parser.prog, parser.epilog, add = name, _EPILOG, parser.add_argument
+    text = "experiment, by name or file (default: %(default)s)"
+    add("--config", metavar="NAME", default="digits_case3", help=text)
+    text = "results (default: a new folder under runs/); the same one resumes"
+    add("--workdir", metavar="FOLDER", default="", help=text)
+    text = "values of a setting: seed=0:10, lr=0.01,0.1, lr=log(1e-3,1e-1,5), lin(…), "
+    text += "0.1:0.5:0.1; repeatable, all combinations are run"
+    add("--sweep", metavar="NAME=VALUES", action="append", default=[], help=text)
+    text = "points of a sweep: a list in YAML or JSON, or a CSV table"
+    add("--sweep_file", metavar="FILE", default="", help=text)
+    text = "sweep: runs of one compiled call; 0 chooses"
+    add("--runs_per_call", metavar="L", type=int, default=0, help=text)
+    text = "sweep: run shard i of n, from 0, in a --workdir that all shards share"
+    add("--shard", metavar="I/N", default="", help=text)
+    text = "sweep: write the tables of what shards have finished, and train nothing"
+    add("--collect", action="store_true", help=text)
+    text = "sweep: run on the workers of a Ray cluster, by default one on this machine"
+    add("--ray", metavar="ADDRESS", nargs="?", const="", help=text)
+    text = "do not train: print and plot timeline, work and memory; compile also asks "
+    text += "the compiler for the memory"
+    choices = ("estimate", "compile")
+    add("--explain", nargs="?", const="estimate", choices=choices, help=text)
+    text = "several processes: how many; 0 as Slurm, Open MPI or Kubernetes say"
+    add("--processes", metavar="COUNT", type=int, default=1, help=text)
+    text = "several processes: which one, from 0"
+    add("--process", metavar="INDEX", type=int, default=0, help=text)
+    text = "several processes: where process 0 listens"
+    add("--coordinator", metavar="HOST:PORT", default="", help=text)
+    text = "several processes: seconds to wait for all of them to start"
+    add("--join_timeout", metavar="SECONDS", type=int, default=300, help=text)
+    text = "follow a run live, comma-separated: " + ", ".join(writers.WRITERS)
+    add("--writer", metavar="NAMES", default="", help=text)
     hidden = argparse.SUPPRESS
     for setting in SETTINGS:
         add(f"--config.{setting}", help=hidden, default=hidden)
@@ -82,7 +81,7 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(name: str, texts: list[str]) -> tuple[Given, Config]:
+def parse(name: str, texts: list[str]) -> tuple[Flags, Config]:
     """Parse a command line.
 
     Args:
@@ -96,27 +95,28 @@ def parse(name: str, texts: list[str]) -> tuple[Given, Config]:
       UserError: a flag, file or setting that cannot work.
     """
     parser = _make_parser(name)
-    given, unknown = parser.parse_known_args(texts)
+    flags, unknown = parser.parse_known_args(texts)
     if unknown:
-        _refuse(unknown[0], [*vars(given)])
-    if name == "tsfl sweep" and not (given.sweep or given.sweep_file):
-        raise UserError("which settings? add --sweep NAME=VALUES")
+        raise UserError(_unknown(unknown[0], [*vars(flags)]))
+    flags.writer = [writer for writer in flags.writer.split(",") if writer]
+    writers.check(flags.writer)
+    _check_together(name, flags)
+    if flags.shard:
+        flags.shard = shards.parse(flags.shard)
     changes = {}
-    for flag, text in vars(given).items():
+    for flag, text in vars(flags).items():
         if flag.startswith("config."):
-            setting, shown = flag.removeprefix("config."), f"--{flag}={text}"
-            changes[setting] = value(text, SETTINGS[setting][0], shown)
-    given.writer = [writer for writer in given.writer.split(",") if writer]
-    writers.check(given.writer)
-    config = replace(config_files.load(given.config, "--config="), changes)
+            setting = flag.removeprefix("config.")
+            changes[setting] = value(text, SETTINGS[setting][0], f"--{flag}={text}")
+    config = replace(config_files.load(flags.config, "--config="), changes)
     validate(config)
-    return given, config
+    return flags, config
 
 
-def _refuse(word: str, flags: list[str]) -> NoReturn:
-    """Refuse an argument that is no flag, and name the one that may be meant."""
+def _unknown(word: str, flags: list[str]) -> str:
+    """What is said of an argument that is no flag, with the one that may be meant."""
     if not word.startswith("-"):
-        raise UserError(
+        return (
             f"unexpected argument {word!r}; an experiment is --config=mnist_case1, a "
             "setting --config.lr=0.01"
         )
@@ -129,65 +129,72 @@ def _refuse(word: str, flags: list[str]) -> NoReturn:
         hint = suggestion(name.removeprefix("config."))
     else:
         hint = nearest(name, flags)
-    raise UserError(f"{word}: there is no such flag{hint}")
+    return f"{word}: there is no such flag{hint}"
 
 
-def _join(given: Given, config: Config) -> None:
+def _check_together(name: str, flags: Flags) -> None:
+    """Raise `UserError` where a flag would be ignored, or another one is missing."""
+    is_sweep = bool(flags.sweep or flags.sweep_file)
+    single = "--explain, --writer, --processes: each belongs to a single run"
+    divided = "--shard, --collect, --ray: expected one of them, with --sweep and a "
+    count = "--process, --coordinator: say how many processes there are, with "
+    is_divided = [flags.shard != "", flags.collect, flags.ray is not None]
+    modes = [is_sweep, flags.explain, flags.writer or flags.processes != 1]
+    problems = {
+        "which settings? add --sweep NAME=VALUES": name == "tsfl sweep"
+        and not is_sweep,
+        single: sum(map(bool, modes)) > 1,
+        f"{divided}--workdir": any(is_divided)
+        and not (sum(is_divided) == 1 and is_sweep and flags.workdir),
+        f"{count}--processes": flags.processes == 1
+        and (flags.process or flags.coordinator),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise UserError(problem)
+
+
+def _join(flags: Flags, config: Config) -> None:
     """Join the processes that share this run, if there are several."""
-    if given.processes < 0:
-        raise UserError(f"--processes={given.processes}: expected at least 0")
-    if not 0 < given.join_timeout < math.inf:
-        raise UserError(f"--join_timeout={given.join_timeout}: expected seconds > 0")
-    if given.processes == 1:
-        if given.process or given.coordinator:
-            raise UserError(
-                f"--process={given.process} --coordinator={given.coordinator}: say how "
-                "many processes there are, with --processes"
-            )
+    if flags.processes == 1:
         return
     progress.log(sys.stderr, "waiting for the other processes …")
-    processes.join(
-        given.coordinator,
-        given.processes,
-        given.process,
-        flat(report.plain(dataclasses.asdict(config))),
-        given.join_timeout,
-    )
+    settings = flat(report.plain(dataclasses.asdict(config)))
+    address, timeout = flags.coordinator, flags.join_timeout
+    processes.join(address, flags.processes, flags.process, settings, timeout)
 
 
-def _label(given: Given, config: Config) -> str:
-    path, argument = config_files.split(given.config)  # configs/papers.py:mnist_case1
+def _label(flags: Flags, config: Config) -> str:
+    path, argument = config_files.split(flags.config)  # configs/papers.py:mnist_case1
     name = "-".join(filter(None, (pathlib.Path(path).stem, argument)))
-    if given.sweep or given.sweep_file:
+    if flags.sweep or flags.sweep_file:
         return f"{name}-sweep"
     return f"{name}-{config.algorithm}-seed{config.seed}"
 
 
 def _headline(exp: runner.Experiment) -> str:
-    labels, intervals = exp.labels, exp.program.intervals
-    config = exp.prepared.config
-    clients = f"{config.cohort.size:,} of " * (config.cohort.size > 0)
-    clients += f"{config.num_clients:,} clients"
-    number = labels["num_devices"]
-    devices_text = f"{number} device{'s' * (number != 1)}"
+    labels, config = exp.labels, exp.prepared.config
+    cohort = f"{config.cohort.size:,} of " * (config.cohort.size > 0)
+    num_devices = labels["num_devices"]
     return (
-        f"{labels['algorithm']} on {labels['data']}: {intervals} intervals, "
-        f"{clients}, {labels['model']} with {labels['num_parameters']:,} "
-        f"parameters, clients {progress.MAPPED[labels['mapping']]} on "
-        f"{devices_text}"
+        f"{labels['algorithm']} on {labels['data']}: {exp.program.intervals} intervals,"
+        f" {cohort}{config.num_clients:,} clients, {labels['model']} with "
+        f"{labels['num_parameters']:,} parameters, clients "
+        f"{progress.MAPPED[labels['mapping']]} on {num_devices} "
+        f"device{'s' * (num_devices != 1)}"
     )
 
 
 def _interrupts() -> Callable[[], bool]:
     """Make the first Ctrl-C or SIGTERM end the run after its call, the second now."""
     interrupts.check()
-    asked: list[bool] = []
+    signals: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
-        del number, frame
-        if asked:
+        del frame
+        if signals:
             raise KeyboardInterrupt
-        asked.append(True)
+        signals.append(number)
         print(
             "\nstopping after the intervals of this call; Ctrl-C again: at once",
             file=sys.stderr,
@@ -195,7 +202,7 @@ def _interrupts() -> Callable[[], bool]:
 
     signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGTERM, handler)
-    return lambda: bool(asked)
+    return lambda: bool(signals)
 
 
 @contextlib.contextmanager
@@ -213,82 +220,81 @@ def _resumable(workdir: str | pathlib.Path) -> Iterator[None]:
             report.folder_of(workdir).rmdir()
 
 
-def _points(given: Given) -> grid.Points:
-    """The points of the sweep that the flags ask for."""
-    axes = grid.parse(given.sweep)
-    swept = grid.points(axes) if axes else [{}]
-    listed = grid.read_points(given.sweep_file) if given.sweep_file else [{}]
-    for name in axes:
-        if name in grid.names_of(listed):
-            raise UserError(f"--sweep={name}: it is in {given.sweep_file}, too")
-    return [point | more for point in listed for more in swept]
+def _points(flags: Flags) -> grid.Points:
+    """The points of the sweep that the flags ask for; none: a single run."""
+    axes = grid.parse(flags.sweep)
+    if not axes and not flags.sweep_file:
+        return []
+    product = grid.points(axes) if axes else [{}]
+    listed = grid.read_points(flags.sweep_file) if flags.sweep_file else [{}]
+    return [point | values for point in listed for values in product]
 
 
-def _explain(given: Given, config: Config) -> None:
+def _explain(flags: Flags, config: Config) -> None:
     """Print and plot what a run would do, and do not run it."""
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare(config)
-    known, compiled = explain.of_prepared(prepared, mesh), None
-    for note in known.notes:
-        progress.log(sys.stderr, f"note: {note}")
-    if given.explain == "compile":
-        arrays = program.make_arrays(prepared, mesh)
-        run = program.make_program([prepared], mesh).compile(arrays, stream=sys.stderr)
-        compiled = run.memory()
-    label = f"{_label(given, config)}-explain"
-    workdir = given.workdir or report.new_workdir("runs", label)
+    explanation, compiled = explain.of_prepared(prepared, mesh), None
+    _log_notes(sys.stderr, explanation.notes)
+    if flags.explain == "compile":
+        program, arrays = lanes.single(prepared, mesh)
+        compiled = program.compile(arrays, stream=sys.stderr).memory()
+    label = f"{_label(flags, config)}-explain"
+    workdir = flags.workdir or report.new_workdir("runs", label)
     path = report.prepare_workdir(workdir) / "timeline"
-    paths = style.save_both(known.plot(), path)
-    words = explain.text(known, compiled)
+    paths = style.save_both(explanation.plot(), path)
+    text = explain.text(explanation, compiled)
     files = f"{'files':<15}{', '.join(map(str, paths))}"
-    progress.log(sys.stdout, f"{words}\n{files}\n\n{known.chart()}")
+    progress.log(sys.stdout, f"{text}\n{files}\n\n{explanation.chart()}")
 
 
-def _sweep(given: Given, config: Config, points: grid.Points) -> None:
+def _log_notes(stream: IO[str] | None, notes: Iterable[str]) -> None:
+    for note in notes:
+        progress.log(stream, f"note: {note}")
+
+
+def _sweep(flags: Flags, config: Config, points: grid.Points) -> None:
     """All runs, then the summary."""
     for values in points:  # before a folder is made
         grid.changed(config, values)
     workdir = report.folder_of(
-        given.workdir or report.new_workdir("runs", _label(given, config))
+        flags.workdir or report.new_workdir("runs", _label(flags, config))
     )
     print(f"{len(points)} runs; results in {workdir}", file=sys.stderr)
-    more: dict[str, Any] = {"workdir": workdir, "stream": sys.stderr}
-    if given.collect:
-        shards.collect(config, points, **more)
+    files: dict[str, Any] = {"workdir": workdir, "stream": sys.stderr}
+    if flags.collect:
+        shards.collect(config, points, **files)
     else:
-        more |= {"runs_per_call": given.runs_per_call, "stop": _interrupts()}
+        options = files | {"runs_per_call": flags.runs_per_call, "stop": _interrupts()}
         with _resumable(workdir):
-            if given.shard:
-                if shards.run(config, points, given.shard, **more) is None:
+            if flags.shard:
+                if shards.run(config, points, flags.shard, **options) is None:
                     return
-            elif given.ray is not None:
-                ray_workers.run(config, points, given.ray, **more)
+            elif flags.ray is not None:
+                ray_workers.run(config, points, flags.ray, **options)
             else:
-                sweeps.run(config, points, **more)
+                sweeps.run(config, points, **options)
     print((workdir / "summary.md").read_text(encoding="utf-8"))
 
 
-def _train(given: Given, config: Config) -> None:
+def _train(flags: Flags, config: Config) -> None:
     """Run one experiment; of several processes the first prints and writes files."""
     stream = sys.stderr if devices.first() else None
     progress.log(stream, "preparing data and model …")
     exp = runner.build(config)
-    for note in exp.prepared.notes:
-        progress.log(stream, f"note: {note}")
-    workdir = given.workdir or "runs"
-    if not given.workdir and devices.first():
-        workdir = report.new_workdir("runs", _label(given, config))
+    _log_notes(stream, exp.prepared.notes)
+    workdir = flags.workdir or "runs"
+    if not flags.workdir and devices.first():
+        workdir = report.new_workdir("runs", _label(flags, config))
     progress.log(stream, _headline(exp))
     progress.log(stream, f"results in {workdir}")
     with _resumable(workdir):
-        result = runner.run(exp, workdir, stream, _interrupts(), given.writer)
+        result = runner.run(exp, workdir, stream, _interrupts(), flags.writer)
     jax.distributed.shutdown()  # waits for the others; nothing, if there are none
     if stream is not None:
         print(progress.summary_text(result.summary, workdir))
-        of_results = result.summary["notes"][len(exp.prepared.notes) :]
-        for note in of_results:
-            progress.log(stream, f"note: {note}")
+        _log_notes(stream, result.summary["notes"][len(exp.prepared.notes) :])
     lost = result.summary["diverged_at"]
     if lost is not None:
         raise command.Ended(
@@ -306,38 +312,17 @@ def main(name: str, texts: list[str]) -> None:
       name: how the command is called: "launch.py", "tsfl run", "tsfl sweep", ….
       texts: its arguments.
     """
-    given, config = parse(name, texts)
-    if given.writer and (given.sweep or given.sweep_file or given.explain):
-        raise UserError(f"--writer={','.join(given.writer)}: follows a single run")
-    points = _points(given) if given.sweep or given.sweep_file else None
-    if points and given.explain:
-        raise UserError("--explain: describes one experiment; leave out --sweep")
-    if given.processes != 1 and (points or given.explain):
-        raise UserError(
-            "--processes: a sweep or an explanation runs in one process; leave it out"
-        )
-    if given.runs_per_call and (given.runs_per_call < 0 or not points):
-        raise UserError(
-            f"--runs_per_call={given.runs_per_call}: expected a whole number >= 1, "
-            "with --sweep"
-        )
-    several = [given.shard != "", given.collect, given.ray is not None]
-    if any(several) and (sum(several) > 1 or not (points and given.workdir)):
-        raise UserError(
-            "--shard, --collect, --ray: expected one of them, with --sweep and a "
-            "--workdir"
-        )
-    if given.shard:
-        given.shard = shards.parse(given.shard)
+    flags, config = parse(name, texts)
+    points = _points(flags)
     # First of all: the first use of JAX starts it with one CPU device.
     devices.start(config.devices)
-    _join(given, config)
+    _join(flags, config)
     # Ray starts processes, which it has to do before JAX starts.
-    if given.workdir and (given.ray is not None or devices.first()):
-        report.check_workdir(given.workdir)
-    if given.explain:
-        _explain(given, config)
+    if flags.workdir and (flags.ray is not None or devices.first()):
+        report.check_workdir(flags.workdir)
+    if flags.explain:
+        _explain(flags, config)
     elif points:
-        _sweep(given, config, points)
+        _sweep(flags, config, points)
     else:
-        _train(given, config)
+        _train(flags, config)

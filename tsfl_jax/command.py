@@ -29,16 +29,16 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
-def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+def make_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """A parser that answers wrong arguments in one line, without the usage before it.
 
     Args:
       name: of the command, after ``tsfl``.
-      about: the command's module docstring, whose first line is shown.
+      doc: the command's module docstring, whose first line is shown.
     """
-    about = str(about).splitlines()[0].replace("``", "")
+    line = str(doc).splitlines()[0].replace("``", "")
     parser = argparse.ArgumentParser(
-        f"tsfl {name}", description=about, allow_abbrev=False
+        f"tsfl {name}", description=line, allow_abbrev=False
     )
 
     def error(message: str) -> NoReturn:

@@ -16,7 +16,6 @@ import copy
 import dataclasses
 import functools
 import math
-import numbers
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
@@ -24,9 +23,10 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
-from tsfl_jax.types import UserError, nearest
+from tsfl_jax.types import INT32_MAX, UserError, nearest
 
 T = TypeVar("T")
+_HUGE = float(np.finfo(np.float32).max)
 
 
 class Setting(NamedTuple):
@@ -40,6 +40,7 @@ class Setting(NamedTuple):
     below: float = math.inf  # instead of `high`, a bound that is excluded
     static: bool = False  # whether it shapes the compiled program
     effect: bool = True  # whether it can change a result
+    swept: bool = True  # whether runs of a sweep may differ in it
     # Another setting of its section, and the values of that one that use it; none: any
     # but its default.
     used_by: tuple[str, tuple[str, ...]] | None = None
@@ -57,14 +58,14 @@ class Part(NamedTuple):
 Settings = Mapping[str, tuple[type, Setting]]  # by flat name: type and what is known
 
 
-def setting(default: Any, *known: Any, **more: Any) -> Any:
+def setting(default: Any, *values: Any, **by_name: Any) -> Any:
     """Declare a setting: a dataclass field with its default and a `Setting`."""
-    metadata = {"setting": Setting(*known, **more)}
+    metadata = {"setting": Setting(*values, **by_name)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def known_of(field: dataclasses.Field) -> Setting:
-    """What is known of a field's setting."""
+def declaration_of(field: dataclasses.Field) -> Setting:
+    """What is declared of a field besides its type."""
     return field.metadata.get("setting", Setting())
 
 
@@ -78,27 +79,27 @@ def component(section: str) -> Callable[[type[T]], type[T]]:
       section: its name in `Config`, in flags and in sweeps.
     """
 
-    def made(kind: type[T]) -> type[T]:
+    def register(kind: type[T]) -> type[T]:
         kind = dataclasses.dataclass(kind)
         fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
-        static = [field.name for field in fields if known_of(field).static]
+        static = [field.name for field in fields if declaration_of(field).static]
         leaves = [field.name for field in fields if field.name not in static]
 
         def flatten(values: T) -> tuple[list, tuple]:
             keyed = [(jax.tree_util.GetAttrKey(n), getattr(values, n)) for n in leaves]
             return keyed, tuple(getattr(values, n) for n in static)
 
-        def unflatten(shaping: tuple, several: Iterable) -> T:
-            found = object.__new__(kind)  # leaves may be anything
-            vars(found).update(zip(leaves, several, strict=True))
-            vars(found).update(zip(static, shaping, strict=True))
-            return found
+        def unflatten(static_values: tuple, leaf_values: Iterable) -> T:
+            values = object.__new__(kind)  # leaves may be anything
+            vars(values).update(zip(leaves, leaf_values, strict=True))
+            vars(values).update(zip(static, static_values, strict=True))
+            return values
 
         jax.tree_util.register_pytree_with_keys(kind, flatten, unflatten)
         setattr(kind, "section", section)  # noqa: B010
         return kind
 
-    return made
+    return register
 
 
 def section_of(kind: Any) -> str:
@@ -108,9 +109,9 @@ def section_of(kind: Any) -> str:
 
 def changed(values: T, **new: Any) -> T:
     """A copy with other values, whatever their type."""
-    found = copy.copy(values)
-    vars(found).update(new)
-    return found
+    copied = copy.copy(values)
+    vars(copied).update(new)
+    return copied
 
 
 def narrowed(values: Any, kind: type[T]) -> T:
@@ -126,26 +127,26 @@ def resolved(values: T) -> T:
 
 def arrays(values: T) -> T:
     """The component as a program takes it: float32, of choices int32 indices."""
-    values = resolved(values)
-    found = {}
+    values, leaves = resolved(values), {}
     for field in dataclasses.fields(values):  # pyright: ignore[reportArgumentType]
-        value, known = getattr(values, field.name), known_of(field)
-        if known.choices:
-            found[field.name] = np.asarray([*known.choices].index(value), np.int32)
-        elif not known.static:
-            found[field.name] = np.asarray(value, np.float32)
-    return changed(values, **found)
+        value, declaration = getattr(values, field.name), declaration_of(field)
+        if declaration.choices:
+            index = [*declaration.choices].index(value)
+            leaves[field.name] = np.asarray(index, np.int32)
+        elif not declaration.static:
+            leaves[field.name] = np.asarray(value, np.float32)
+    return changed(values, **leaves)
 
 
 def declared(kind: type) -> dict[str, tuple[type, Setting]]:
     """The settings of a component, or of a dataclass and its sections, by flat name."""
-    found, prefix = {}, f"{section_of(kind)}.".lstrip(".")
+    settings, prefix = {}, f"{section_of(kind)}.".lstrip(".")
     for field in dataclasses.fields(kind):
         if isinstance(field.default_factory, type):
-            found |= declared(field.default_factory)
+            settings |= declared(field.default_factory)
         else:
-            found[prefix + field.name] = type(field.default), known_of(field)
-    return found
+            settings[prefix + field.name] = type(field.default), declaration_of(field)
+    return settings
 
 
 def listed(names: Sequence[str]) -> str:
@@ -153,16 +154,21 @@ def listed(names: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def check_name(name: str, value: Any, known: Collection[str]) -> None:
-    """Check that a setting's value is one of the known names.
+def check_name(flag: str, value: Any, names: Collection[str]) -> None:
+    """Check that a value is one of the names.
+
+    Args:
+      flag: what the message begins with, such as "--config.algorithm".
+      value: what the user wrote.
+      names: those that there are.
 
     Raises:
       UserError: an unknown name.
     """
-    if value not in known:
+    if value not in names:
         raise UserError(
-            f"--config.{name}={value}: unknown name{nearest(value, known)} "
-            f"(one of: {', '.join(known)})"
+            f"{flag}={value}: unknown name{nearest(value, names)} "
+            f"(one of: {', '.join(names)})"
         )
 
 
@@ -174,23 +180,29 @@ def check(
     Args:
       settings: those there are.
       name: flat name of the setting, such as "schedule.dropout".
-      value: what it is to be; of a tuple nothing is checked here.
+      value: what it is to be; of a tuple each number is checked.
       high: largest value, where it depends on another setting.
       high_is: flat name of that setting.
 
     Raises:
       UserError: an unknown name, or a number outside the range.
     """
-    kind, known = settings[name]
-    if known.choices:
-        check_name(name, value, known.choices)
-    if high < min(known.high, known.below):
-        known = known._replace(high=high, below=math.inf)
-    if kind in (int, float) and not _fits(value, kind, known):
+    kind, declaration = settings[name]
+    if declaration.choices:
+        check_name(f"--config.{name}", value, declaration.choices)
+    if kind is str or kind is bool:
+        return
+    number_kind = float if kind is float else int
+    if number_kind is int and min(declaration.high, declaration.below) == math.inf:
+        declaration = declaration._replace(high=INT32_MAX)
+    if high < min(declaration.high, declaration.below):
+        declaration = declaration._replace(high=high, below=math.inf)
+    numbers = value if kind is tuple else (value,)
+    if not all(_fits(number, number_kind, declaration) for number in numbers):
         source = f" = --config.{high_is}" if high_is else ""
         raise UserError(
-            f"--config.{name}={value}: must be {_range(kind, known)}{source} "
-            f"({known.help})"
+            f"--config.{name}={value}: must be {_range(number_kind, declaration)}"
+            f"{source} ({declaration.help})"
         )
 
 
@@ -199,22 +211,28 @@ def checker(*kinds: type) -> Callable[..., None]:
     return functools.partial(check, dict(ChainMap(*map(declared, kinds))))
 
 
-def _fits(value: float, kind: type, known: Setting) -> bool:
-    if not known.low <= value <= known.high:
+def _fits(value: float, kind: type, declaration: Setting) -> bool:
+    """Whether a number is in the range, a float as the float32 that it becomes."""
+    low, high, above, below = declaration[2:6]
+    if kind is int:
+        return low <= value <= high and above < value < below and value == int(value)
+    if not abs(value) <= _HUGE:
         return False
-    if not isinstance(value, numbers.Integral) and not math.isfinite(value):
-        return False
-    return known.above < value < known.below and (kind is float or value == int(value))
+    value, low, high, above, below = np.array(
+        [value, low, high, above, below], np.float32
+    )
+    return bool(low <= value <= high and above < value < below)
 
 
-def _range(kind: type, known: Setting) -> str:
+def _range(kind: type, declaration: Setting) -> str:
     """The numbers that a setting may be, in words."""
-    least, most = max(known.low, known.above), min(known.high, known.below)
+    least = max(declaration.low, declaration.above)
+    most = min(declaration.high, declaration.below)
+    above, below = declaration.above == least, declaration.below == most
     if kind is float and most < math.inf:
-        left, right = "[("[known.above > known.low], "])"[known.below < known.high]
-        return f"in {left}{least:g}, {most:g}{right}"
-    words = "finite and " if kind is float else "a whole number "
-    above = ">" if known.above > known.low else ">="
-    words += f"{above} {least}" if least > -math.inf else ""
-    words += f" and <= {most}" if most < math.inf else ""
-    return words.removesuffix(" and ")
+        return f"in {'[('[above]}{least:g}, {most:g}{'])'[below]}"
+    bounds = [f"{'>' if above else '>='} {least}"] * (least > -math.inf)
+    bounds += [f"<= {most}"] * (most < math.inf)
+    if kind is float:
+        return f"{' and '.join(['finite', *bounds])} in float32"
+    return f"a whole number {' and '.join(bounds)}"

@@ -5,11 +5,13 @@ is that of the flag and of the sweep, such as "fedasync.gamma".
 """
 
 import ast
+import contextlib
 import copy
 import dataclasses
 import functools
+import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flax import traverse_util
 
@@ -30,6 +32,8 @@ from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
 from tsfl_jax.types import UserError
 from tsfl_jax.uplink import PARTS, UplinkConfig, part_of
 from tsfl_jax.uplink.local_layers import LocalLayers
+
+T = TypeVar("T")
 
 # The setting that chooses → the parts by name: what they read, and their own sections.
 TABLES: dict[str, Mapping[str, Any]] = {
@@ -52,60 +56,50 @@ COMMON = (
 )
 
 
-def _joined(several: Iterable[type]) -> dict[str, type]:
+def _by_section(kinds: Iterable[type]) -> dict[str, type]:
     """Components by section; those that share one become one."""
-    found: dict[str, type] = {}
-    for own in dict.fromkeys(several):
-        name, first = section_of(own), found.get(section_of(own))
+    sections: dict[str, type] = {}
+    for kind in dict.fromkeys(kinds):
+        name, first = section_of(kind), sections.get(section_of(kind))
         if first is not None:
-            more = {"__doc__": first.__doc__}
-            own = component(name)(type(first.__name__, (own, first), more))
-        found[name] = own
-    return found
+            body = {"__doc__": first.__doc__}
+            kind = component(name)(type(first.__name__, (kind, first), body))
+        sections[name] = kind
+    return sections
 
 
-def _extended(kind: type, sections: dict[str, type]) -> type:
+def _extended(kind: type[T], sections: Mapping[str, type]) -> type[T]:
     """A dataclass with these sections as well."""
     fields = [
-        (name, own, dataclasses.field(default_factory=own))
-        for name, own in sections.items()
+        (name, section, dataclasses.field(default_factory=section))
+        for name, section in sections.items()
     ]
     return dataclasses.make_dataclass("Config", fields, bases=(kind,))
 
 
-if TYPE_CHECKING:
+_PARTS = [part for table in (TABLES | LISTS).values() for part in table.values()]
+_SECTIONS = (*COMMON, *(kind for part in _PARTS for kind in part.sections))
 
-    class Config(General):
-        """All settings of an experiment."""
 
-        data: DataConfig
-        partition: PartitionConfig
-        schedule: ScheduleConfig
-        model: ModelConfig
-        constants: ConstantsConfig
-        seeds: SeedsConfig
-        cohort: CohortConfig
-        evaluation: EvaluationConfig
-        stop: StopConfig
+class Config(_extended(General, _by_section(_SECTIONS))):
+    """All settings of an experiment."""
+
+    if TYPE_CHECKING:  # the sections
 
         def __getattr__(self, name: str) -> Any: ...
-
-else:
-    _parts = (part for table in (TABLES | LISTS).values() for part in table.values())
-    _own = (kind for part in _parts for kind in part.sections)
-    Config = _extended(General, _joined((*COMMON, *_own)))
-    Config.__module__, Config.__doc__ = __name__, "All settings of an experiment."
 
 
 @functools.cache
 def settings_of(kind: type) -> Settings:
     """The settings of a kind of `Config`, also with custom components, by flat name."""
-    found = components.declared(kind)
-    chosen = {n: (str, found[n][1]._replace(choices=TABLES[n])) for n in TABLES}
-    return found | chosen
+    settings = components.declared(kind)
+    return settings | {
+        name: (str, settings[name][1]._replace(choices=table))
+        for name, table in TABLES.items()
+    }
 
 
-# Every setting by its flat name, such as "data.name": its type and what is known of it.
+# Every setting by its flat name, such as "data.name": its type and declaration.
 SETTINGS: Settings = settings_of(Config)
 # Settings that runs of the same experiment may differ in.
 SEEDS = ("seed", *(name for name in SETTINGS if name.startswith("seeds.")))
@@ -120,16 +114,16 @@ def reads(part: Any) -> set[str]:
 
 
 def _readers() -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = {name: {} for name in SETTINGS}
+    readers: dict[str, dict[str, list[str]]] = {name: {} for name in SETTINGS}
     for by, table in (TABLES | LISTS).items():
         for chosen, part in table.items():
             for name in reads(part) & {*SETTINGS}:
-                found[name].setdefault(by, []).append(chosen)
-    for name, (_, known) in SETTINGS.items():
-        if known.used_by:
-            by, values = known.used_by
-            found[name][f"{name.rpartition('.')[0]}.{by}"] = [*values]
-    return {name: readers for name, readers in found.items() if readers}
+                readers[name].setdefault(by, []).append(chosen)
+    for name, (_, declaration) in SETTINGS.items():
+        if declaration.used_by:
+            by, values = declaration.used_by
+            readers[name][f"{name.rpartition('.')[0]}.{by}"] = [*values]
+    return {name: values for name, values in readers.items() if values}
 
 
 # Setting of a component → the settings that decide whether it is read, and by which
@@ -143,19 +137,20 @@ def chosen_parts(config: Config) -> dict[str, Any]:
     return parts | {by: part_of(get(config, by)) for by in LISTS}
 
 
-def unread(config: Config, own: Mapping[str, Any] = {}) -> dict[str, str]:  # noqa: B006
+def unread(config: Config, custom: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Settings that nothing chosen reads → the setting that decides so.
 
     Args:
       config: all settings.
-      own: parts of the user's own, by the setting that would choose them.
+      custom: a user's parts, by the setting that would choose them.
     """
-    mine = {by: reads(part) for by, part in (chosen_parts(config) | {**own}).items()}
+    parts = chosen_parts(config) | dict(custom or {})
+    read_by = {by: reads(part) for by, part in parts.items()}
     return {
         name: by
         for name, readers in READERS.items()
         for by, values in readers.items()
-        if (name not in mine[by] if by in mine else not _uses(config, by, values))
+        if (name not in read_by[by] if by in parts else not _uses(config, by, values))
     }
 
 
@@ -176,33 +171,34 @@ def get(config: Config, name: str) -> Any:
     return functools.reduce(getattr, name.split("."), config)
 
 
-def value(text: str, kind: type, shown: str) -> Any:
+def value(text: str, kind: type, argument: str) -> Any:
     """One value of a setting from its text, such as ``0.1``, ``true`` or ``(1,4)``.
 
     Args:
       text: the value as written.
       kind: type of the setting.
-      shown: what the user wrote, for messages.
+      argument: what the user wrote, for messages.
+
+    Raises:
+      UserError: the text is no such value.
     """
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise UserError(f"{shown}: {text!r} is neither True nor False")
-        return text.lower() == "true"
-    try:
-        found = ast.literal_eval(text) if kind is tuple else kind(text)
-    except (ValueError, SyntaxError, TypeError):
-        found = None
-    if not isinstance(found, kind):
-        names = {int: "a whole number", float: "a number"}
-        expected = names.get(kind, "a tuple of whole numbers like (1,4)")
-        raise UserError(f"{shown}: {text!r} is not {expected}")
-    return found
+    parse, expected = {
+        bool: (lambda text: json.loads(text.lower()), "True or False"),
+        int: (int, "a whole number"),
+        float: (float, "a number"),
+        str: (str, "a text"),
+        tuple: (ast.literal_eval, "a tuple of whole numbers like (1,4)"),
+    }[kind]
+    with contextlib.suppress(ValueError, SyntaxError, TypeError):
+        if isinstance(parsed := parse(text), kind):
+            return parsed
+    raise UserError(f"{argument}: {text!r} is not {expected}")
 
 
 def seed_of(config: Config, source: str) -> int:
     """The seed of a source of randomness: a name in `SeedsConfig`."""
-    own = getattr(config.seeds, source)
-    return config.seed if own < 0 else own
+    seed = getattr(config.seeds, source)
+    return config.seed if seed < 0 else seed
 
 
 def replace(config: Config, values: dict[str, Any]) -> Config:
@@ -214,13 +210,14 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-def with_sections(config: Config, several: Iterable[Any]) -> Config:
+def with_sections(config: Config, custom: Iterable[Any]) -> Config:
     """A copy of a config with the settings of custom components as further sections."""
-    new = {section_of(own): own for own in several}
-    if not new:
+    sections = {section_of(values): values for values in custom}
+    if not sections:
         return config
-    kind = _extended(type(config), {name: type(own) for name, own in new.items()})
-    return kind(**vars(copy.deepcopy(config)), **copy.deepcopy(new))
+    kinds = {name: type(values) for name, values in sections.items()}
+    kind = _extended(type(config), kinds)
+    return kind(**vars(copy.deepcopy(config)), **copy.deepcopy(sections))
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:

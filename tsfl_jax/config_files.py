@@ -22,41 +22,41 @@ FOLDER = next(
 
 def _files() -> dict[str, pathlib.Path]:
     """By name: "mnist_case1", "frameworks/afl"."""
-    found = sorted(FOLDER.glob("*.py")) + sorted(FOLDER.glob("*/*.py"))
-    return {str(p.relative_to(FOLDER).with_suffix("")): p for p in found}
+    files = sorted(FOLDER.glob("*.py")) + sorted(FOLDER.glob("*/*.py"))
+    return {str(p.relative_to(FOLDER).with_suffix("")): p for p in files}
 
 
-def known() -> dict[str, str]:
+def descriptions() -> dict[str, str]:
     """Name of each experiment and the first line of its description."""
     texts = {name: path.read_text(encoding="utf-8") for name, path in _files().items()}
     return {n: text.strip('"').split("\n")[0].strip('" ') for n, text in texts.items()}
 
 
-def paths(given: Iterable[str]) -> list[pathlib.Path]:
+def paths(names: Iterable[str]) -> list[pathlib.Path]:
     """The files of several experiments.
 
     Args:
-      given: paths, names as for `find`, or folders of experiments: "frameworks",
+      names: paths, names as for `find`, or folders of experiments: "frameworks",
         "frameworks:digits".
 
     Raises:
       UserError: one of them is neither a file nor a known name.
     """
-    found: list[pathlib.Path] = []
-    for name in given:
+    files: list[pathlib.Path] = []
+    for name in names:
         folder, argument = split(name)
         folder = folder.rstrip("/").removeprefix("configs/")
         inside = [n for n in _files() if n.startswith(f"{folder}/")]
         chosen = [f"{n}:{argument}" if argument else n for n in inside] or [name]
-        found += [pathlib.Path(find(n)) for n in chosen]
-    return found
+        files += [pathlib.Path(find(n)) for n in chosen]
+    return files
 
 
-def find(given: str, flag: str = "") -> str:
+def find(name: str, flag: str = "") -> str:
     """The path of an experiment's file.
 
     Args:
-      given: a path, or a name such as ``mnist_case1``, ``frameworks/afl``, ``afl`` or
+      name: a path, or a name such as ``mnist_case1``, ``frameworks/afl``, ``afl`` or
         ``configs/mnist_case1.py``; ``papers.py:NAME`` and ``papers:NAME`` pass NAME to
         the file.
       flag: what stood before it on the command line, for messages.
@@ -64,29 +64,29 @@ def find(given: str, flag: str = "") -> str:
     Raises:
       UserError: there is no such file.
     """
-    path, argument = split(given)
+    path, argument = split(name)
     if os.path.isfile(path):
-        return given
-    files, name = _files(), path.removeprefix("configs/").removesuffix(".py")
-    inside = files.get(name) or files.get(f"frameworks/{name}")
+        return name
+    files, stem = _files(), path.removeprefix("configs/").removesuffix(".py")
+    inside = files.get(stem) or files.get(f"frameworks/{stem}")
     if inside is None:
         beside = [str(p) for p in pathlib.Path(path).parent.glob("*.py")]
-        hint = nearest(path, beside) or nearest(name, files)
+        hint = nearest(path, beside) or nearest(stem, files)
         raise UserError(f"{flag}{path}: no such file{hint}; tsfl configs lists them")
     return f"{inside}:{argument}" if argument else str(inside)
 
 
-def load(given: str | pathlib.Path, flag: str = "") -> Config:
+def load(name: str | pathlib.Path, flag: str = "") -> Config:
     """The config that ``get_config()`` of an experiment's file returns.
 
     Args:
-      given: a path or name, as for `find`.
+      name: a path or name, as for `find`.
       flag: what stood before it on the command line, for messages.
 
     Raises:
       UserError: no such file, an error in it, or no config in it.
     """
-    path, argument = split(find(str(given), flag))
+    path, argument = split(find(str(name), flag))
     expected = "get_config() must return a Config"
     with user_code(f"{flag}{path}: cannot be read", expected):
         get_config = runpy.run_path(path).get("get_config", lambda *_: None)
@@ -96,12 +96,12 @@ def load(given: str | pathlib.Path, flag: str = "") -> Config:
     return config
 
 
-def split(given: str) -> tuple[str, str]:
+def split(name: str) -> tuple[str, str]:
     """A path or name, and what is passed to the file; "" for nothing.
 
     >>> split("frameworks/afl:digits")
     ('frameworks/afl', 'digits')
     """
-    path, colon, argument = given.rpartition(":")
+    path, colon, argument = name.rpartition(":")
     # C:\\afl.py has a colon, too.
-    return (path, argument) if colon and not {*argument} & {*"/\\."} else (given, "")
+    return (path, argument) if colon and not {*argument} & {*"/\\."} else (name, "")

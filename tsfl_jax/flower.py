@@ -14,11 +14,11 @@ import numpy as np
 
 from tsfl_jax import rng, trees
 from tsfl_jax.components import check_name
-from tsfl_jax.report.writer import library
+from tsfl_jax.report.writers import library
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, with_defaults
 from tsfl_jax.rules.custom import aggregate, init_rule, resized, weights
-from tsfl_jax.types import HParams, Params, UserError, one_line
+from tsfl_jax.types import HParams, Params, PRNGKey, UserError, one_line
 
 _LOG = logging.getLogger("tsfl_jax")
 TAU, SECONDS = "tau", "seconds"
@@ -85,15 +85,12 @@ def strategy(
     if not isinstance(rule, Aggregator):
         check_name("rule", rule, AGGREGATORS)
         rule = AGGREGATORS[rule]
-    _check(rule, hparams)
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise UserError(f"seconds={seconds}: expected Δ > 0, in seconds")
-
+    _check(rule, hparams, seconds)
     parts = (buffers,) if isinstance(buffers, str) else tuple(buffers)
-    return _made(flower.FedAvg, rule, seconds, hparams, seed, parts, settings)
+    return _make(flower.FedAvg, rule, seconds, hparams, seed, parts, settings)
 
 
-def _made(
+def _make(
     base: Any,
     rule: Aggregator,
     seconds: float,
@@ -117,9 +114,9 @@ def _made(
         ) -> Iterable[Any]:
             self._model = {name: array.numpy() for name, array in arrays.items()}
             config[SECONDS] = float(seconds)
-            asked = list(super().configure_train(server_round, arrays, config, grid))
-            self._nodes = [message.metadata.dst_node_id for message in asked]
-            return asked
+            messages = [*super().configure_train(server_round, arrays, config, grid)]
+            self._nodes = [message.metadata.dst_node_id for message in messages]
+            return messages
 
         def aggregate_train(
             self, server_round: int, replies: Iterable[Any]
@@ -130,13 +127,12 @@ def _made(
             size_name, old = self.weighted_by_key, self._model
             fitting = _fitting(valid, lambda reply: _read(reply, old, size_name))
             key = jax.random.fold_in(rng.fold(rng.key(seed), "rule"), server_round)
-            given = {"hparams": hparams, "key": key}
             updates = {node: update for node, (update, _) in fitting.items()}
-            new, self._memory, done = _aggregated(
-                rule, self._nodes, updates, old, self._memory, buffers, given
+            new, self._memory, record = _aggregated(
+                rule, self._nodes, updates, old, self._memory, buffers, hparams, key
             )
             rejected = len(valid) - len(fitting)
-            self.rounds.append(done._replace(rejected=rejected))
+            self.rounds.append(record._replace(rejected=rejected))
             mean = _mean_metrics(self.train_metrics_aggr_fn, fitting, size_name)
             return _record(new), mean
 
@@ -159,8 +155,8 @@ def _fitting(
         try:
             fitting[node] = read(content), content
         except Exception as error:  # whatever a client sends: the server goes on
-            kind, text = type(error).__name__, one_line(error, 200)
-            _LOG.warning("reply of node %d left out: %s: %s", node, kind, text)
+            reason = f"{type(error).__name__}: {one_line(error, 200)}"
+            _LOG.warning("reply of node %d left out: %s", node, reason)
     return fitting
 
 
@@ -174,54 +170,58 @@ def _mean_metrics(function: Callable, fitting: dict[int, Any], size_name: str) -
         return None
 
 
+def _expect(is_so: Any, reason: str) -> None:
+    if not is_so:
+        raise ValueError(reason)
+
+
 def _count(content: Any, name: str, least: int) -> int:
     """A whole number of a reply's only MetricRecord, of the range of int32."""
     (metrics,) = content.metric_records.values()
     value = metrics[name]
-    if not (least <= value < 2**31 and value == int(value)):
-        raise ValueError(f"{name}={value}; expected a whole number from {least} on")
+    is_count = least <= value < 2**31 and value == int(value)
+    _expect(is_count, f"{name}={value}; expected a whole number from {least} on")
     return int(value)
 
 
 def _read(content: Any, model: dict[str, np.ndarray], size_name: str) -> Reply:
     """A client's w_i − w^t, τ_i and |D_i|; an exception: the reply does not fit."""
     (arrays,), update = content.array_records.values(), {}
-    if set(arrays) != set(model):
-        raise ValueError(f"arrays {sorted(arrays)}; expected {sorted(model)}")
+    names = f"arrays {sorted(arrays)}; expected {sorted(model)}"
+    _expect(set(arrays) == set(model), names)
     for name, old in model.items():
         new = arrays[name].numpy()
-        if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
-            raise ValueError(
-                f"{name} is {new.dtype}{list(new.shape)}; expected "
-                f"{old.dtype}{list(old.shape)}"
-            )
+        fits = new.shape == old.shape and np.can_cast(new.dtype, old.dtype, "same_kind")
+        forms = [f"{array.dtype}{list(array.shape)}" for array in (new, old)]
+        _expect(fits, f"{name} is {forms[0]}; expected {forms[1]}")
         update[name] = np.zeros_like(old)
         if old.dtype.kind in "bu":  # flags have no mean
             continue
         with np.errstate(all="ignore"):
             update[name] = new.astype(old.dtype) - old
-        if not (np.abs(update[name]) < np.finfo(np.float32).max).all():
-            raise ValueError(f"{name} is not finite")
+        is_finite = np.abs(update[name]) < np.finfo(np.float32).max
+        _expect(is_finite.all(), f"{name} is not finite")
     return update, _count(content, TAU, 0), _count(content, size_name, 1)
 
 
-def _check(rule: Aggregator, hparams: HParams) -> None:
+def _check(rule: Aggregator, hparams: HParams, seconds: float) -> None:
     """Raise `UserError` unless what clients send is enough for the rule."""
-    mixing = rule.mixing
-    asks_more = rule.clients.gradient_correction or mixing.uses_gradients
-    if asks_more or mixing.uses_validation:
-        raise UserError(
-            "rule: needs more than the models that clients send (control variates, "
-            "gradients or validation samples); choose another, such as dms"
-        )
-    unknown = any(math.isnan(value) for value in hparams.constants)
-    filled = with_defaults(rule, hparams)
-    if mixing.uses_constants and not mixing.skips_constants(filled) and unknown:
-        raise UserError(
-            "rule: its weights depend on L, G² and σ²; give "
-            "hparams=tsfl_jax.HParams(lr=…, constants=tsfl_jax.types.Constants(…)), "
-            "as a simulation of the fleet has them in its history"
-        )
+    needs_more = rule.gradient_correction or rule.uses_gradients or rule.uses_validation
+    needs_constants = rule.uses_constants and not rule.needs_none(
+        with_defaults(rule, hparams)
+    )
+    problems = {
+        f"seconds={seconds}: expected Δ > 0, in seconds": not 0 < seconds < math.inf,
+        "rule: needs more than the models that clients send (control variates, "
+        "gradients or validation samples); choose another, such as dms": needs_more,
+        "rule: its weights depend on L, G² and σ²; give "
+        "hparams=tsfl_jax.HParams(lr=…, constants=tsfl_jax.types.Constants(…)), "
+        "as a simulation of the fleet has them in its history": needs_constants
+        and any(math.isnan(value) for value in hparams.constants),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise UserError(problem)
 
 
 def _record(model: dict[str, np.ndarray]) -> Any:
@@ -245,14 +245,11 @@ def _aggregated(
     model: dict[str, np.ndarray],
     memory: tuple[Any, dict[int, int]],
     buffers: tuple[str, ...],
-    given: dict[str, Any],
+    hparams: HParams,
+    key: PRNGKey,
 ) -> tuple[dict[str, np.ndarray], tuple[Any, dict[int, int]], Round]:
-    """The new model, the rule's state with |D_i| by node, and the round's record.
-
-    A client's id is the place of its node in that order: of first appearance. |D_i| is
-    the last one reported, 0 until then.
-    """
-    state, sizes = memory
+    """The new model, the rule's state with |D_i| by node, and the round's record."""
+    state, sizes = memory  # |D_i| as last reported, by node in order of appearance
     zeros = {name: np.zeros_like(w) for name, w in model.items()}
     answers = {n: replies.get(n, (zeros, 0, sizes.get(n, 0))) for n in nodes}
     sizes = sizes | {node: size for node, (_, _, size) in answers.items()}
@@ -265,10 +262,10 @@ def _aggregated(
         "size": np.array([max(sizes[node], 1) for node in nodes], np.int32),
         "client": np.array([ids.index(node) for node in nodes], np.int32),
     }
-    updates = {n: np.stack([u[n] for u, _, _ in answers.values()]) for n in model}
-    moved = _variables(updates, buffers)
-    new, state = aggregate(rule, moved, old, state, **counts, **given)
+    stacked = {n: np.stack([u[n] for u, _, _ in answers.values()]) for n in model}
+    updates, settings = _variables(stacked, buffers), {"hparams": hparams, "key": key}
+    new, state = aggregate(rule, updates, old, state, **counts, **settings)
     new = new["params"] | new["buffers"]
     new = {name: np.asarray(new[name], w.dtype) for name, w in model.items()}
-    rho = None if rule.stacks else weights(rule, **counts, **given)
+    rho = None if rule.stacks else weights(rule, **counts, **settings)
     return new, (state, sizes), Round(nodes, counts["tau"], counts["size"], rho)

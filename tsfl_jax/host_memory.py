@@ -25,7 +25,7 @@ def total() -> int:
     return size
 
 
-def shown(size: int) -> str:
+def text(size: int) -> str:
     """Return a number of bytes as text."""
     if size >= 10**24:  # also keeps a product of settings within float's range
         return "more than 10^15 GB"
@@ -45,6 +45,6 @@ def require(setting: str, needed: int, purpose: str) -> None:
     """
     if needed > total():
         raise UserError(
-            f"{setting}: {purpose} would take {shown(int(needed))} of memory, and this "
-            f"machine has {shown(total())}; use a smaller value"
+            f"{setting}: {purpose} would take {text(int(needed))} of memory, and this "
+            f"machine has {text(total())}; use a smaller value"
         )

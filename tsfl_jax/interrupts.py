@@ -17,12 +17,12 @@ def _stopped(number: int, frame: Any) -> None:
     os._exit(130)
 
 
-_asked: list[int] = []  # signals since `release`
+_signals: list[int] = []  # signals since `release`
 
 
 def _raise(number: int, frame: Any) -> None:
     del frame
-    _asked.append(number)
+    _signals.append(number)
     raise KeyboardInterrupt
 
 
@@ -39,7 +39,7 @@ def release() -> None:
 
 def was_asked() -> bool:
     """Whether Ctrl-C came since `release`; Python loses one in JAX's callbacks."""
-    return bool(_asked)
+    return bool(_signals)
 
 
 def check() -> None:

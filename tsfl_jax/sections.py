@@ -38,7 +38,6 @@ class ConstantsConfig:
         "bounds",
         "the largest of all clients; or of 8, L by power iteration or by one step",
         ("bounds", "power", "quotient"),
-        static=True,
     )
 
     def check(self, config: Any, rule: Any) -> None:
@@ -73,90 +72,67 @@ class General:
 
     algorithm: str = setting("dms", "aggregation rule")
     seed: int = setting(0, "decides every random draw", low=0, high=2**32 - 1)
-    num_intervals: int = setting(
-        50, "T, intervals of a run", low=1, high=10**6, static=True
-    )
-    num_clients: int = setting(
-        20, "N, number of clients", low=1, high=10**7, static=True
-    )
+    num_intervals: int = setting(50, "T, intervals of a run", low=1, high=10**6)
+    num_clients: int = setting(20, "N, number of clients", low=1, high=10**7)
     lr: float = setting(0.003, "η, learning rate of the clients", above=0)
     lr_schedule: str = setting(
         "constant", "η_t over the intervals or updates t = 0..T−1"
     )
     lr_decay: float = setting(
-        0.1,
-        "d; exponential: η dᵗ; steps: η d^⌊t/E⌋; cosine: from η to d η",
-        above=0,
-        high=1,
+        0.1, "d; exponential: η dᵗ; steps: η d^⌊t/E⌋; cosine: η to d η", above=0, high=1
     )
     lr_every: int = setting(10, "E, intervals between two drops of steps", low=1)
     momentum: float = setting(
         0.9, "of the clients' SGD, reset at the start of every interval", low=0, below=1
     )
-    batch_size: int = setting(32, "B, samples of a mini-batch", low=1, static=True)
+    batch_size: int = setting(32, "B, samples of a mini-batch", low=1)
     mu: float = setting(
         0.01, "μ, the proximal coefficient; 0 without fedprox or proximal", low=0
     )
     proximal: bool = setting(
-        False, "add μ/2‖w − w^t‖² under every algorithm, not only fedprox", static=True
+        False, "add μ/2‖w − w^t‖² under every algorithm, not only fedprox"
     )
     measure_clients: bool = setting(
-        False,
-        "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for studies.theory",
-        static=True,
+        False, "measure σ_i², ‖∇F_i − ∇F‖² at w^t, for studies.theory"
     )
     measure_regret: bool = setting(
-        False,
-        "measure what better weights would win in every interval, see oracle",
-        static=True,
+        False, "measure what better weights would win, see oracle"
     )
     train_all: bool = setting(
-        True,
-        "also train clients with zero weight; False: same models, less work",
-        static=True,
+        True, "also clients of zero weight; False: same models, less work"
     )
     clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)
-    eval_every: int = setting(
-        1, "intervals between two evaluations", low=1, static=True
-    )
+    eval_every: int = setting(1, "intervals between two evaluations", low=1)
     report_every: int = setting(
-        0,
-        "intervals per compiled call and progress line; 0: by their work",
-        low=0,
-        static=True,
+        0, "intervals per call and progress line; 0: by their work", low=0
     )
     checkpoint: bool = setting(
         True, "save from time to time, resume from the workdir", effect=False
     )
     devices: int = setting(
-        0,
-        "devices that share the clients; 0: all (CPU: one per core)",
-        low=0,
-        static=True,
+        0, "devices that share the clients; 0: all (CPU: cores)", low=0, swept=False
     )
     mapping: str = setting(
         "auto",
         "clients one after another or side by side",
         ("auto", "sequential", "vmap"),
-        static=True,
     )
     client_block: int = setting(
-        0, "clients trained side by side under vmap; 0: all", low=0, static=True
+        0, "clients trained side by side under vmap; 0: all", low=0
     )
     convolution: str = setting(
         "auto",
         "how convolutions are computed",
         ("auto", "fast", "slices", "lax"),
-        static=True,
     )
     precision: str = setting(
         "float32",
         "of a network's arithmetic; weights stay float32",
         ("float32", "tf32", "bfloat16"),
-        static=True,
     )
     compile_cache: str = setting(
         "auto",
         "folder of compiled programs; auto: below ~/.cache; or off",
         effect=False,
+        swept=False,
     )

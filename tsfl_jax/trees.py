@@ -21,13 +21,13 @@ def inexact(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def map_inexact(function: Callable[..., Array], tree: Params, *rest: Params) -> Params:
+def map_inexact(function: Callable[..., Array], *trees: Params) -> Params:
     """`jax.tree.map`, but integer leaves of the first tree are left unchanged."""
 
-    def leaf(first: Array, *others: Array) -> Array:
-        return function(first, *others) if inexact(first) else first
+    def leaf(first: Array, *leaves: Array) -> Array:
+        return function(first, *leaves) if inexact(first) else first
 
-    return jax.tree.map(leaf, tree, *rest)
+    return jax.tree.map(leaf, *trees)
 
 
 @contextlib.contextmanager
@@ -50,8 +50,8 @@ def parted(variables: Params) -> tuple[Params, dict[str, Any]]:
     """
     if not (isinstance(variables, Mapping) and "params" in variables):
         return variables, {}
-    others = {name: held for name, held in variables.items() if name != "params"}
-    return {"params": variables["params"]}, others
+    collections = {n: values for n, values in variables.items() if n != "params"}
+    return {"params": variables["params"]}, collections
 
 
 def _has_mean(leaf: Array) -> bool:
@@ -61,22 +61,23 @@ def _has_mean(leaf: Array) -> bool:
     )
 
 
-def values(others: Params) -> list[Array]:
+def values(collections: Params) -> list[Array]:
     """The leaves of other collections that have a mean, in float32."""
-    return [w.astype(jnp.float32) for w in jax.tree.leaves(others) if _has_mean(w)]
+    leaves = jax.tree.leaves(collections)
+    return [leaf.astype(jnp.float32) for leaf in leaves if _has_mean(leaf)]
 
 
-def with_values(others: Params, found: list[Array]) -> Any:
-    """Other collections with `found` in place of their `values`; integers rounded."""
-    rest = iter(found)
+def with_values(collections: Params, means: list[Array]) -> Any:
+    """Other collections with means in place of their `values`; integers rounded."""
+    remaining = iter(means)
 
-    def leaf(w: Array) -> Array:
-        if not _has_mean(w):
-            return w
-        new = next(rest)
-        return (new if inexact(w) else jnp.round(new)).astype(w.dtype)
+    def leaf(old: Array) -> Array:
+        if not _has_mean(old):
+            return old
+        new = next(remaining)
+        return (new if inexact(old) else jnp.round(new)).astype(old.dtype)
 
-    return jax.tree.map(leaf, others)
+    return jax.tree.map(leaf, collections)
 
 
 def folded(tree: Any, key: Any) -> Any:
@@ -102,8 +103,7 @@ def folded(tree: Any, key: Any) -> Any:
 def named(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by path; those of nnx without their last part, "value"."""
     leaves = jax.tree.leaves_with_path(tree)
-    found = {jax.tree_util.keystr(p, simple=True, separator="/"): a for p, a in leaves}
-    return {name.removesuffix("/value"): leaf for name, leaf in found.items()}
+    return {path_of(path).removesuffix("/value"): leaf for path, leaf in leaves}
 
 
 def path_of(path: Any) -> str:
@@ -135,7 +135,7 @@ def check_parts(name: str, text: str, tree: Any, verb: str) -> None:
 
 def marked(tree: Any, parts: Sequence[str]) -> Any:
     """For each leaf whether its path, ``Dense_0/kernel``, has one of these parts."""
-    return jax.tree_util.tree_map_with_path(
+    return jax.tree.map_with_path(
         lambda path, _: any(part in path_of(path) for part in parts), tree
     )
 

@@ -13,23 +13,23 @@ H      ``tau.max()``        most local iterations of any client in an interval
 τ_i^t  ``tau[t, i]``        local iterations of client i in interval t; 0 = absent
 |D_i|  ``size[t, i]``       samples client i holds in interval t
 B      batch_size           samples in a mini-batch (the paper's |ξ|)
-α_i,h  ``alpha``            1 while client i still works at step h, else 0
+α_i,h  ``k < work``         whether client i still works at step k of an interval
 ρ_i    ``rho[i]``           aggregation weight, Σ ρ_i = 1
 β_i    ``selected[i]``      1 where DMS keeps client i
 P_i    filter_probability   chance that DMS filters client i, equation (8)
 K      threshold            mean of τ, equation (7)
-c      coupling             slope of ρ in τ, Corollary 1
-θ      weight_limit         ρ_i ≤ θ/N, Definition 1.3
+c      dms.coupling         slope of ρ in τ, Corollary 1
+θ      dms.weight_limit     ρ_i ≤ θ/N, Definition 1.3
 η      lr                   learning rate
 μ      mu                   proximal coefficient of FedProx
-γ      gamma                FedAsync's share of the old global model
+γ      fedasync.gamma       FedAsync's share of the old global model
 L      smoothness           Lipschitz constant of the gradients
 G²     grad_sq_norm         bound on E‖g‖²
 σ²     grad_variance        bound on E‖g − ḡ‖² of a mini-batch gradient
-Δ      interval_seconds     length of an interval in virtual seconds
-η_g    server_lr            step of the server
-κ      adapt                factor on c and P_i per interval, dms_adaptive
-T_c    decay_time           intervals in which c and P_i fade
+Δ      ``interval_seconds`` length of an interval in virtual seconds
+η_g    server.lr, fedopt.lr step of the server
+κ      ``adapt``            factor on c and P_i per interval, dms_adaptive
+T_c    dms.decay_time       intervals in which c and P_i fade
 C      num_classes          classes; as the last axis of images: channels
 O      —                    outputs of a network, one per class where it classifies
 ====== ==================== =====================================================
@@ -97,9 +97,9 @@ class UserError(ValueError):
     """Wrong input, reported in one line: the value, what was expected, the way out."""
 
 
-def nearest(value: object, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?", or nothing where no known name is close."""
-    close = difflib.get_close_matches(str(value), list(known), n=1)
+def nearest(value: object, names: Iterable[str]) -> str:
+    """ "; did you mean 'x'?", or nothing where none of the names is close."""
+    close = difflib.get_close_matches(str(value), list(names), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -109,15 +109,15 @@ def one_line(error: BaseException, most: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def user_code(what: str, expected: str) -> Iterator[None]:
-    """Make one line of what a user's code raises: `what` fails, why, `expected`."""
+def user_code(failure: str, expected: str) -> Iterator[None]:
+    """Make one line of what a user's code raises: the failure, why, `expected`."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
-        raise UserError(f"{what} ({reason}); {expected}") from error
+        raise UserError(f"{failure} ({reason}); {expected}") from error
 
 
 class Dataset(NamedTuple):
@@ -192,13 +192,10 @@ class HParams(NamedTuple):
 
     def of(self, kind: type[Kind]) -> Kind:
         """The settings of a component that the rule names in its `sections`."""
-        section = getattr(kind, "section", "")
-        if section not in self.settings:
-            raise UserError(
-                f"the rule reads the settings of {kind.__name__}; expected "
-                f"sections=({kind.__name__},) in the rule"
-            )
-        return self.settings[section]
+        name = kind.__name__
+        expected = f"expected sections=({name},) in the rule"
+        with user_code(f"the rule reads the settings of {name}", expected):
+            return self.settings[getattr(kind, "section", "")]
 
 
 class Delivery(NamedTuple):

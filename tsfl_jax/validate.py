@@ -7,15 +7,13 @@ are checked where it is read.
 
 import dataclasses
 import difflib
-import math
 import numbers
 from typing import Any
 
 from tsfl_jax import components, host_memory
 from tsfl_jax import config as c
-from tsfl_jax.types import INT32_MAX, UserError, nearest
+from tsfl_jax.types import UserError, nearest
 
-_TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
 _DRAWS = 1024  # of a client's seconds, at least; see `fleet.draw_fleet`
 # NumPy's numbers will do, and an int for a float; a tuple holds whole numbers.
 _ACCEPTED = {int: numbers.Integral, float: numbers.Real}
@@ -23,53 +21,42 @@ _ACCEPTED = {int: numbers.Integral, float: numbers.Real}
 
 def suggestion(name: object) -> str:
     """ "; did you mean 'x' (what it is)?", or nothing where no setting is close."""
-    found = difflib.get_close_matches(str(name), c.SETTINGS, n=1)
+    close = difflib.get_close_matches(str(name), c.SETTINGS, n=1)
     words = str(name).rpartition(".")[2].replace("_", " ")
     # learning_rate is not like lr, but what lr is: the first whose help has the words.
     if " " in words:
-        found = [n for n, (_, s) in c.SETTINGS.items() if words in s.help][:1] or found
-    about = [f"; did you mean {n!r} ({c.SETTINGS[n][1].help})?" for n in found]
-    return "".join(about)
+        close = [n for n, (_, s) in c.SETTINGS.items() if words in s.help][:1] or close
+    hints = [f"; did you mean {n!r} ({c.SETTINGS[n][1].help})?" for n in close]
+    return "".join(hints)
 
 
 def _check_types(config: Any, prefix: str = "") -> None:
     """A field has the type of its default; an int will do for a float."""
-    fields = [field.name for field in dataclasses.fields(config)]
-    for name in vars(config):
-        if name not in fields:
-            hint = nearest(prefix + name, [prefix + f for f in fields])
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    for last, value in vars(config).items():
+        name, field = prefix + last, fields.get(last)
+        if field is None:
+            hint = nearest(name, [prefix + n for n in fields]) or suggestion(name)
+            raise UserError(f"config.{name}: there is no such setting{hint}")
+        section: Any = field.default_factory
+        is_section = dataclasses.is_dataclass(section)
+        kind: Any = section if is_section else type(field.default)
+        if not _has_type(value, kind):
+            expected = "whole numbers like (1,4)" if kind is tuple else kind.__name__
+            hint = _meant(name, value) if is_section else ""
             raise UserError(
-                f"config.{prefix}{name}: there is no such setting"
-                f"{hint or suggestion(prefix + name)}"
+                f"--config.{name}={value!r}: expected {expected}, "
+                f"got {type(value).__name__}{hint}"
             )
-    for field in dataclasses.fields(config):
-        value: Any = getattr(config, field.name)
-        name = prefix + field.name
-        if dataclasses.is_dataclass(field.default_factory):
-            if not isinstance(value, field.default_factory):
-                raise UserError(
-                    f"config.{name} must be a {field.default_factory.__name__}, "
-                    f"got {value!r}{_meant(name, value)}"
-                )
-            _check_types(value, name + ".")
-            continue
-        expected = type(field.default)
-        if not _has_type(value, expected):
-            kind = expected.__name__
-            if expected is tuple:
-                kind = "whole numbers like (1,4)"
-            raise UserError(
-                f"--config.{name}={value!r}: expected {kind}, "
-                f"got {type(value).__name__}"
-            )
-        _check_extremes(f"--config.{name}", value)
+        if is_section:
+            _check_types(value, f"{name}.")
 
 
 def _meant(section: str, value: Any) -> str:
     """The setting that a name in place of a section was meant for: "resnet18"."""
-    for name, (_, known) in c.SETTINGS.items():
-        near = nearest(value, known.choices) if name.startswith(f"{section}.") else ""
-        if near:
+    for name, (_, declaration) in c.SETTINGS.items():
+        choices = declaration.choices if name.startswith(f"{section}.") else ()
+        if near := nearest(value, choices):
             return near.replace("'", f"config.{name} = '", 1)
     return ""
 
@@ -80,26 +67,6 @@ def _has_type(value: Any, expected: type) -> bool:
     if expected is tuple and isinstance(value, tuple | list):
         return all(_has_type(number, int) for number in value)
     return isinstance(value, _ACCEPTED.get(expected, expected))
-
-
-def _check_extremes(flag: str, value: Any) -> None:
-    """Refuse what 32 bits or a file name cannot hold; seeds have their own range."""
-    if isinstance(value, str):
-        if "\0" in value:
-            raise UserError(f"{flag}={value!r}: holds a zero byte")
-    elif isinstance(value, tuple | list):
-        for number in value:
-            _check_extremes(f"{flag}={tuple(value)}", int(number))
-    elif isinstance(value, numbers.Integral):
-        if (
-            abs(int(value)) > INT32_MAX
-            and flag.removeprefix("--config.") not in c.SEEDS
-        ):
-            raise UserError(f"{flag}={value}: must be <= {INT32_MAX}")
-    elif 0 < abs(value) < _TINY or _HUGE < abs(value) < math.inf:
-        raise UserError(
-            f"{flag}={value}: outside what float32 holds, {_TINY:.2g} to {_HUGE:.2g}"
-        )
 
 
 def _check_memory(config: c.Config) -> None:

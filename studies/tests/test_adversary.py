@@ -1,7 +1,6 @@
 """The search for a fleet: its numbers, its file, resuming, and what it measures."""
 
 import csv
-import sys
 
 import numpy as np
 import pytest
@@ -58,12 +57,6 @@ def test_a_search_finds_the_best_place_and_goes_on(tmp_path):
         adversary.search(evaluate, 25, 10, log)
 
 
-def test_without_the_library(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cmaes", None)
-    with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[search\]'"):
-        adversary.search(lambda several: np.zeros(8), 1, 8, tmp_path / "log.jsonl")
-
-
 def test_a_fleet_is_measured_on_other_seeds_and_kept(digits, tmp_path, monkeypatch):
     swept = []
 
@@ -87,12 +80,3 @@ def test_a_fleet_is_measured_on_other_seeds_and_kept(digits, tmp_path, monkeypat
     assert row["difference"] == "FedProx − FedAvg" and row["spread"] == "1"
     assert row["in the search"] == "+5.00" and row["new clients"].startswith("+4.50 ±")
     assert row["the file, best"].startswith("+3.50 ±")
-
-
-def test_wrong_words():
-    for other in ("dms", "krum", "oracle"):
-        words = ["--rules", "dms", other]
-        with pytest.raises(SystemExit):
-            adversary.parse(words)
-    with pytest.raises(SystemExit):
-        adversary.parse(["--population", "2"])

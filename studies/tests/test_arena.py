@@ -1,8 +1,6 @@
 """The arena: fleets, scores, verdicts, racing, a small one from end to end."""
 
-import argparse
 import csv
-import pathlib
 
 import numpy as np
 import pytest
@@ -12,10 +10,8 @@ from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import grid, prepare, sweeps
-from tsfl_jax.experiment.network import bytes_per_delivery
-from tsfl_jax.report import collect, significance
+from tsfl_jax.report import collect, statistics
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.types import UserError
 
 DIGITS = replace(Config(), arena.DATA["digits"])
 
@@ -145,11 +141,6 @@ def test_a_lane_by_hand():
     assert found.seconds == np.inf
 
 
-def test_scaffold_sends_twice_as_much():
-    assert bytes_per_delivery(10, AGGREGATORS["fedavg"]) == 80
-    assert bytes_per_delivery(10, AGGREGATORS["scaffold"]) == 160
-
-
 def test_a_race_stops_only_what_is_behind_in_all_seeds():
     accuracy = np.full((4, 2, 30), 0.9)
     accuracy[1:, 0], accuracy[1, 1], accuracy[2:, 1] = 0.7, 0.85, 0.7
@@ -183,89 +174,37 @@ def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():
     assert rows["median"]["against the best"] == "the best"
     # Two tests are left: the correction does not count the stopped rule.
     gaps = np.array([best["dms"] - best["fedavg"] - n for n in noise])
-    alone = significance.holm([significance.paired_p(gaps), 0.0])[0]
-    assert rows["DMS"]["p"] == significance.p_text(alone)
+    alone = statistics.holm([statistics.paired_p(gaps), 0.0])[0]
+    assert rows["DMS"]["p"] == statistics.p_text(alone)
     (row,) = (r for r in arena_report.rule_rows(made) if r["rule"] == "Krum")
     assert row["stopped in"] == "1" and row["accuracy, %"] == "–"
     assert row["against FedAvg"] == "stopped" and row["p over cells"] == "–"
 
 
-def test_without_fedavg_so_far_nothing_is_compared_with_it():
-    """A rule that runs first is not compared with the best one so far instead."""
-    rules = ["krum", "median", "fedavg"]
-    lanes = {
-        (0, rule, seed): lane(value + 0.01 * seed)
-        for rule, value in zip(rules[:2], (0.7, 0.9), strict=True)
-        for seed in range(5)
-    }
-    made = Arena([("equal", "IID")], rules, 5, 0.8, lanes)
-    rows = arena_report.cell_rows(made)
-    assert [row["rule"] for row in rows] == ["median", "Krum"]
-    for row in rows:
-        assert row["− FedAvg"] == row["p"] == row["against FedAvg"] == "–"
-    assert rows[0]["against the best"] == "the best"
-
-
-@pytest.mark.parametrize("name", ["partition.kind=iid", "schedule.kind=case2"])
-def test_settings_of_the_cells_cannot_be_given(name, tmp_path):
-    with pytest.raises(UserError, match="study arena sets it in each run"):
-        arena.main(["--set", name, "--out", str(tmp_path)])
-
-
-def test_words_of_the_command_line():
-    with pytest.raises(SystemExit):
-        arena.parse(["--rules", "dms"])
-    for word in ("nan", "inf", "-1"):
-        with pytest.raises(SystemExit):
-            arena.parse([f"--race={word}"])
-    # Twice the same would count twice.
-    words = ["--rules", "fedavg", "dms", "dms", "--fleets", "equal", "equal"]
-    given = arena.parse([*words, "--splits", "IID", "IID"])
-    assert (given.rules, given.fleets) == (("fedavg", "dms"), ("equal",))
-    assert given.splits == ("IID",)
-
-
-def small(tmp_path: pathlib.Path, **more) -> argparse.Namespace:
-    words = [
-        "--out",
-        str(tmp_path),
-        "--seeds",
-        "2",
-        "--rules",
-        "fedavg",
-        "fedprox",
-        "median",
-    ]
-    words += ["--fleets", "equal", "night", "--splits", "Dirichlet(0.5)"]
-    words += ["--set", "num_intervals=6", "--set", "report_every=2"]
-    words += ["--set", "model.hidden=4"]
-    return arena.parse([*words, *more.get("words", ())])
-
-
-def run(given):
-    config = grid.changed(Config(), arena.DATA["digits"] | given.set)
-    return arena.run_arena(config, given, "a device")
+SMALL = "--seeds 2 --rules fedavg fedprox median --fleets equal night "
+SMALL += "--splits Dirichlet(0.5) --set num_intervals=6 --set report_every=2 "
+SMALL += "--set model.hidden=4"
 
 
 @pytest.mark.slow
 def test_a_small_arena(tmp_path, monkeypatch):
-    given, written = small(tmp_path), []
+    plan, written = arena.parse([*SMALL.split(), "--out", str(tmp_path)]), []
+    config = grid.changed(Config(), arena.DATA["digits"] | plan.set)
     write = arena_report.write
-    monkeypatch.setattr(
-        arena_report,
-        "write",
-        lambda out, made, *more: (
-            written.append(len(made.lanes)) or write(out, made, *more)
-        ),
-    )
-    paths = run(given)
+
+    def counted(out, results, *options):
+        written.append(len(results.lanes))
+        return write(out, results, *options)
+
+    monkeypatch.setattr(arena_report, "write", counted)
+    paths = arena.run_arena(config, plan, "a device")
     assert all(path.exists() for path in paths)
     # After each call: two cells of two rules, then the median, a program of its own.
     assert written == [4, 8, 12]
     with open(tmp_path / "arena.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 3 and {row["fleet"] for row in rows} == {"equal", "night"}
-    again = run(given)
+    again = arena.run_arena(config, plan, "a device")
     assert again == paths and written == [4, 8, 12, 12]
     # Its sweep lies in a folder named `lanes`; it is a study all the same.
     source = collect.read_source(tmp_path)

@@ -11,7 +11,6 @@ from tsfl_jax.experiment import grid
 from tsfl_jax.studies import experiments
 from tsfl_jax.theory import bounds as theory
 from tsfl_jax.theory.bounds import BoundConstants
-from tsfl_jax.types import UserError
 
 KNOWN = Exact(
     curvature=np.ones(2),
@@ -95,21 +94,3 @@ def test_theorem_4_at_the_optimum_bounds_nothing():
     known = KNOWN._replace(dissimilarity=np.zeros(2))
     mean, bound = bound_study.theorem4_of(known, 0.5, np.array([2.0, 0.0]))
     assert mean == 2.0 and bound.valid  # V² = 1 where there is a gradient
-
-
-def test_only_one_curvature():
-    base = experiments.quadratic()
-    with pytest.raises(UserError, match="one curvature"):
-        bound_study.run_setting("", grid.changed(base, {"num_intervals": 2}), 1)
-
-
-def test_files(tmp_path, monkeypatch, capsys):
-    label = "the same, whole batches, η = 0.01"
-    small = {label: bound_study.SETTINGS[label] | {"num_intervals": 12}}
-    monkeypatch.setattr(bound_study, "SETTINGS", small)
-    monkeypatch.setattr(bound_study.devices, "start", lambda number: None)
-    bound_study.main(["--seeds", "1", "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    for name in ("bounds.md", "bounds.csv", "bounds.png", "bounds.pdf"):
-        assert (tmp_path / name).stat().st_size and name in printed
-    assert label in (tmp_path / "bounds.md").read_text()

@@ -96,9 +96,9 @@ def invented(monkeypatch):
     return calls
 
 
-def run(tmp_path, names="edcba", num_stages=0):
+def run(tmp_path, names="edcba"):
     variants = [calibrate.Variant(name, {}) for name in names]
-    found = (load, CELLS, variants, 3, tmp_path / "w", tmp_path, "x", num_stages)
+    found = (load, CELLS, variants, 3, tmp_path / "w", tmp_path, "x", 0)
     return calibrate.run_calibration(calibrate.Calibration(*found))
 
 
@@ -144,95 +144,6 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
     assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
     assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
-
-
-def test_only_the_first_stages_and_no_dms(tmp_path, invented):
-    paths = run(tmp_path, num_stages=1)
-    assert [path.name for path in paths] == ["calibration.md", "calibration.csv"]
-    assert [c[0] for c in invented] == [n for n in "edcba" for _ in range(2)]
-    assert {call[2:4] for call in invented} == {(("fedavg",), 1)}
-    assert {row["stage"] for row in rows_of(paths[1])} == {"1"}
-
-
-def test_variants_on_the_command_line(capsys):
-    count = len(calibrate.VARIANTS)
-
-    def chosen(*words):
-        given = calibrate.parse([*words])
-        return [calibrate.VARIANTS.index(variant) for variant in given.variants]
-
-    assert chosen() == list(range(count))
-    assert chosen("--variants", "3") == [0, 1, 2]
-    assert chosen("--variants", "12:") == list(range(12, count))
-    assert chosen("--variants", "12:14") == [12, 13]
-    for text in ("0", "-1", "x", f"{count}:", "5:5", ""):
-        with pytest.raises(SystemExit):
-            chosen(f"--variants={text}")
-        assert f"--variants={text}: expected" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        chosen("--stages", "-1")
-    assert "--stages must be at least 0" in capsys.readouterr().err
-
-
-def test_the_variant_in_use_stays_in_all_stages(tmp_path, invented, monkeypatch):
-    monkeypatch.setattr(calibrate, "IN_USE", "e")
-    paths = run(tmp_path)
-    rows = rows_of(paths[1])
-    assert [(row["variant"], row["stage"]) for row in rows] == [
-        *(("a", "4"), ("c", "4"), ("e", "4")),
-        *(("b", "2"), ("d", "1")),
-    ]
-    # But DMS is run under the nearest two alone.
-    assert {call[0][0] for call in invented if "dms" in call[2]} == {"a", "c"}
-
-
-def test_the_table_is_written_after_every_cell(tmp_path, invented, monkeypatch):
-    seen, run_one = [], calibrate.run_variant
-
-    def watch(*arguments, **more):
-        path = tmp_path / "calibration.csv"
-        seen.append(len(rows_of(path)) if path.exists() else 0)
-        return run_one(*arguments, **more)
-
-    monkeypatch.setattr(calibrate, "run_variant", watch)
-    run(tmp_path)
-    assert seen[:10] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
-    assert not list(tmp_path.glob(".*"))  # a file that is written has such a name
-
-
-def test_nothing_can_be_run(tmp_path, monkeypatch):
-    def run_variant(*arguments, **more):
-        raise UserError("no data")
-
-    monkeypatch.setattr(calibrate, "run_variant", run_variant)
-    (tmp_path / "calibration_dms.csv").write_text("of another day")
-    with pytest.raises(UserError, match="no variant could be run"):
-        run(tmp_path)
-    assert not (tmp_path / "calibration.md").exists()
-    assert (tmp_path / "calibration_dms.csv").read_text() == "of another day"
-
-
-def test_settings_of_the_variants_cannot_be_given(tmp_path):
-    words = ["--set", "momentum=0.3", "--out", str(tmp_path)]
-    with pytest.raises(UserError, match="calibrate sets it in each run"):
-        calibrate.parse(words)
-
-
-def test_a_choice_of_dms_keeps_its_weights_by_size(tmp_path, monkeypatch):
-    """Also under a variant that says for which rules they do not count."""
-    seen = []
-
-    def run(config, lanes, **options):
-        seen.extend(lanes)
-        curves = np.full((len(lanes), 2), 0.5)
-        history = {"test_accuracy": curves, "diverged": np.zeros((len(lanes), 2), bool)}
-        return sweeps.SweepResult([{"seconds": 1.0}] * len(lanes), history)
-
-    monkeypatch.setattr(sweeps, "run", run)
-    variant = calibrate.Variant("x", {}, {"fedavg": False})
-    rules, changes = ("dms", "fedavg"), {"dms.by_size": True}
-    calibrate.run_variant(load, variant, CELLS[0], rules, 1, tmp_path, changes)
-    assert [lane["fedavg.by_size"] for lane in seen] == [True, False]
 
 
 def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):

@@ -31,24 +31,6 @@ def test_ranks_and_evolution():
     np.testing.assert_allclose(found, goal, atol=0.15)
 
 
-@pytest.mark.parametrize(
-    "words", [["--rate", "-1"], ["--rate", "nan"], ["--rate", "0"], ["--spread", "inf"]]
-)
-def test_steps_of_the_evolution_are_positive_numbers(words, capsys):
-    with pytest.raises(SystemExit):
-        study.parse(words)
-    assert f"{words[0]} must be a number above 0" in capsys.readouterr().err
-
-
-def test_a_given_theta_has_each_name_once():
-    good = ",".join(f"{name}={i}" for i, name in enumerate(study.FEATURES))
-    assert study._theta(good)["left"] == 1.0
-    first = good.partition(",")[0]
-    for text in (f"{good},{first}", good.replace("=0", "=nan"), good + ",", "tau"):
-        with pytest.raises(UserError, match="a number for each of .*, once"):
-            study._theta(text)
-
-
 def test_fitness_by_hand():
     """Mean of 50 (over all) and 80 (over the last third), in points."""
     accuracy = xarray.DataArray([[0.2, 0.3, 0.4, 0.5, 0.7, 0.9]], dims=DIMS)

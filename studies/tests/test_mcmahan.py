@@ -10,7 +10,6 @@ import xarray
 
 from studies import mcmahan
 from tsfl_jax.config import get
-from tsfl_jax.types import UserError
 
 
 def test_rounds_to_a_target_by_hand():
@@ -69,15 +68,3 @@ def test_a_tiny_run(tmp_path):
     with open(tmp_path / "cells" / "2nn_iid_E1_B50" / "results.csv") as file:
         runs = list(csv.DictReader(file))
     assert {int(run["samples_trained"]) for run in runs} == {3 * 10 * 12 * 50}
-
-
-def test_wrong_arguments_are_one_line(capsys):
-    with pytest.raises(UserError, match="--set lr=0.1: study mcmahan sets it"):
-        mcmahan.parse(["--set", "lr=0.1"])
-    for texts, message in (
-        ("--networks cnn --cells 10,10", "--cells 10,10: no such row"),
-        ("--longer 0", "--longer=0.0: must be above 0"),
-    ):
-        with pytest.raises(SystemExit):
-            mcmahan.parse(texts.split())
-        assert message in capsys.readouterr().err

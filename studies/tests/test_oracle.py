@@ -1,11 +1,9 @@
 """The study of the oracle: its table by hand, its runs, its arguments."""
 
 import numpy as np
-import pytest
 
 from studies import oracle, study
 from tsfl_jax.experiment import sweeps
-from tsfl_jax.types import UserError
 
 
 def invented(names, seeds=2, intervals=6):
@@ -58,10 +56,7 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert other["regret, last third"] == "0.1000 ± 0.0000"
     # Two seeds: half of the interval is 12.706 standard errors, here of 0.
     rows = oracle.interval_rows(results).to_dict("records")
-    assert [(r["rule"], r["interval"]) for r in rows][5:7] == [
-        ("fedavg", 6),
-        ("oracle", 1),
-    ]
+    assert list(rows[5].values())[:2] == ["fedavg", 6]
     assert list(rows[6].values()) == ["oracle", 1, "10", "0", "0", "0"]
     assert rows[-1]["regret"] == "0.1" and rows[-1]["accuracy − FedAvg"] == "0"
     # A diverged run has chance accuracy, and nothing of its good intervals.
@@ -74,11 +69,6 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert lost["best accuracy, %"].startswith("30.50")  # of 10 and 51 %
     for column in ("lowest test loss − FedAvg", "regret", "regret, last third", "gap"):
         assert lost[column] == "–"
-    # An infinite regret is not left out of a mean that it would spoil.
-    history = invented(["fedavg", "median"])
-    history["regret"][2, 1] = np.inf
-    _, endless = oracle.rule_rows(results_of([*words, "median"], tmp_path))
-    assert endless["regret"] == "–" and endless["regret, last third"] != "–"
     monkeypatch.setattr(sweeps, "run", run)
     words = ["--seeds", "2", "--case", "3", "--out", str(tmp_path / "out")]
     study.main(oracle.STUDY, [*words, "--set", "oracle.steps=5"])
@@ -89,25 +79,6 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert text.splitlines()[1] == "fedavg,1,0,0,0.3,0"
     text = (tmp_path / "out" / "oracle_digits_case3.md").read_text()
     assert "oracle.steps=5, 30 intervals, 2 seeds, 200 validation samples" in text
-
-
-def test_what_cannot_run_is_reported(tmp_path, capsys):
-    words = ["--set", "data.validation=1430", "--out", str(tmp_path), "--case", "1"]
-    with pytest.raises(UserError, match="nothing could be run"):
-        study.main(oracle.STUDY, words)
-    assert "oracle_digits_case1: not available: " in capsys.readouterr().err
-
-
-def test_what_the_study_sets_itself_cannot_be_given(tmp_path):
-    words = ["--set", "measure_regret=False", "--out", str(tmp_path)]
-    with pytest.raises(UserError, match="study oracle sets it in each run"):
-        study.main(oracle.STUDY, words)
-
-
-@pytest.mark.parametrize("words", [["--idx", "/no/such"], ["--intervals", "-1"]])
-def test_wrong_arguments(words):
-    with pytest.raises(SystemExit):
-        study.parse(oracle.STUDY, words)
 
 
 def test_images_have_the_settings_of_the_paper(tmp_path):

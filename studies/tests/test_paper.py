@@ -9,7 +9,6 @@ import xarray
 
 from studies import heterogeneity, riders, sensitivity, study
 from tsfl_jax.config import Config
-from tsfl_jax.types import UserError
 
 SMALL = ["data.name=digits", "model.name=mlp", "num_clients=4", "batch_size=8"]
 SMALL += ["schedule.data_size=32", "lr=0.03", "devices=1"]
@@ -18,20 +17,6 @@ SMALL += ["schedule.data_size=32", "lr=0.03", "devices=1"]
 def words(tmp_path, *more):
     changes = [part for change in SMALL for part in ("--set", change)]
     return [*changes, "--intervals", "2", "--seeds", "2", "--out", str(tmp_path), *more]
-
-
-@pytest.mark.parametrize(
-    ("parse", "setting"),
-    [
-        (lambda w: study.parse(riders.STUDY, w), "schedule.free_riders=10"),
-        (lambda w: study.parse(sensitivity.STUDY, w), "momentum=0.5"),
-        (lambda w: heterogeneity.parse(["fig2a", *w]), "schedule.kind=case2"),
-        (lambda w: heterogeneity.parse(["fig2b", *w]), "timeline.speed=constant(1)"),
-    ],
-)
-def test_settings_that_a_study_sets_itself_are_refused(parse, setting):
-    with pytest.raises(UserError, match="sets it in each run"):
-        parse(["--set", setting])
 
 
 def test_choices_by_hand():

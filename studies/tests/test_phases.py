@@ -8,10 +8,9 @@ import pytest
 import xarray
 
 from studies import phases, study
-from tsfl_jax.config import Config, replace
+from tsfl_jax.config import replace
 from tsfl_jax.experiment import sweeps
 from tsfl_jax.experiment.prepare import prepare
-from tsfl_jax.types import UserError
 
 
 def labelled(curves):
@@ -106,12 +105,6 @@ def test_the_study_runs_and_resumes(tmp_path, monkeypatch):
     study.main(phases.STUDY, [*words, "--candidates", "inverse, 3"])
     assert calls[0] == calls[1]
     assert {p.name: p.read_bytes() for p in tmp_path.glob("*.csv")} == before
-
-
-def test_too_few_tests_for_the_thirds_of_a_run():
-    config = Config(num_intervals=9, eval_every=5)
-    with pytest.raises(UserError, match="eval_every=5: the model is tested 2 times"):
-        phases.points(config, study.parse(phases.STUDY, []))
 
 
 def test_all_candidates_are_valid():

@@ -1,7 +1,5 @@
 """XLA's thunk sequence of a GPU program, read and counted by hand."""
 
-import pytest
-
 from benchmarks import thunks
 
 CAPTURED = """\
@@ -54,33 +52,25 @@ condition:
 
 
 def test_a_captured_loop_needs_no_launch():
-    found = thunks.structure(thunks.read(CAPTURED))
-    assert found == thunks.Structure(
-        launches=2,  # two command buffers
-        step_launches=0,
-        step_kernels=3,  # the condition's and the body's
-        buffers=2,
-        loop_buffers=1,
-        captured=7,
-        kernels=7,
-        conditionals=1,
-        host_loops=0,
-    )
+    expected = {
+        "launches": 2,  # two command buffers
+        "step_launches": 0,
+        "step_kernels": 3,  # the condition's and the body's
+        "buffers": 2,
+        "loop_buffers": 1,
+        "captured": 7,
+        "kernels": 7,
+        "conditionals": 1,
+        "host_loops": 0,
+    }
+    assert thunks.structure(thunks.read(CAPTURED))._asdict() == expected
 
 
 def test_a_loop_on_the_host_launches_in_every_step():
-    found = thunks.structure(thunks.read(ON_THE_HOST))
-    assert found == thunks.Structure(
-        launches=1,  # the copy of an interval
-        step_launches=3,
-        step_kernels=3,
-        buffers=0,
-        loop_buffers=0,
-        captured=0,
-        kernels=4,
-        conditionals=1,
-        host_loops=1,
-    )
+    expected = {"launches": 1, "step_launches": 3, "step_kernels": 3, "kernels": 4}
+    expected |= {"conditionals": 1, "host_loops": 1}
+    counts = thunks.structure(thunks.read(ON_THE_HOST))._asdict()
+    assert counts == dict.fromkeys(counts, 0) | expected
 
 
 def test_what_a_branch_holds_is_found():
@@ -88,8 +78,3 @@ def test_what_a_branch_holds_is_found():
     assert set(conditional.parts) == {"false_branch", "true_branch"}
     assert thunks.kernels(conditional.parts["false_branch"]) == 4
     assert [t.kind for t in conditional.parts["true_branch"]] == ["Copy"]
-
-
-def test_text_without_thunks_is_refused():
-    with pytest.raises(ValueError, match="no thunk sequence"):
-        thunks.read("HloModule jit_run\n")

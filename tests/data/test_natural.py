@@ -11,8 +11,7 @@ import pytest
 
 from tsfl_jax import data, simulate
 from tsfl_jax.config import Config, replace
-from tsfl_jax.data import text
-from tsfl_jax.data.settings import DataConfig
+from tsfl_jax.data import tokens
 from tsfl_jax.types import UserError
 
 h5py = pytest.importorskip("h5py")
@@ -23,20 +22,20 @@ msgpack = pytest.importorskip("msgpack")
 # Samples of two clients, in the order of their names; client b has no test sample, and
 # a third has only one.
 TRAIN = {"a": ([[0.0, 0.5], [1.0, 0.25]], [0, 1]), "b": ([[0.75, 1.0]], [2])}
-TEST = {"a": ([[0.5, 0.5]], [2]), "c": ([[0.125, 0.0]], [0])}
+TEST = {"a": ([[0.5, 0.5]], [4]), "c": ([[0.125, 0.0]], [0])}
 TEXT = {"a": ["to be", "or"], "b": ["not to"]}
 
 
 def write_leaf(folder, parts):
     for part, users in parts.items():
         (folder / part).mkdir(parents=True)
-        held = {
+        content = {
             "users": list(users),
             "num_samples": [len(x) for x, _ in users.values()],
             "user_data": {u: {"x": x, "y": y} for u, (x, y) in users.items()},
         }
         name = f"all_data_niid_05_keep_0_{part}_9.json"
-        (folder / part / name).write_text(json.dumps(held))
+        (folder / part / name).write_text(json.dumps(content))
 
 
 def write_tff(folder, parts):
@@ -64,8 +63,8 @@ def write_fedjax(folder, parts):
         )
         for user, features in users.items():
             number = len(next(iter(features.values())))
-            held = {name: packed(value) for name, value in features.items()}
-            blob = zlib.compress(msgpack.packb(held))
+            arrays = {name: packed(value) for name, value in features.items()}
+            blob = zlib.compress(msgpack.packb(arrays))
             row = (user.encode(), blob, number)
             file.execute("INSERT INTO federated_data VALUES (?, ?, ?)", row)
         file.commit()
@@ -119,42 +118,50 @@ WRITERS = {
     "hugging_face": write_arrow,
     "hugging_face parquet": write_parquet,
 }
+ENDINGS = dict(zip(WRITERS, ("json", "h5", "sqlite", "arrow", "parquet"), strict=True))
+
+
+PARTS = ("train", "test")
+
+
+def refused(name, folder, message, **settings):
+    """Loading ends with one line that has this message."""
+    with pytest.raises(UserError, match=message) as caught:
+        load(name, folder, **settings)
+    assert "\n" not in str(caught.value)
 
 
 def load(name, folder, **settings):
-    own = {"name": name.split()[0], "dir": str(folder)} | settings
-    return data.load(replace(Config(), {f"data.{n}": v for n, v in own.items()}).data)
+    values = {"name": name.split()[0], "dir": str(folder)} | settings
+    values = {f"data.{name}": value for name, value in values.items()}
+    return data.load(replace(Config(), values).data)
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_layout_gives_the_same_table_of_samples(tmp_path, name):
     WRITERS[name](tmp_path, {"train": TRAIN, "test": TEST})
-    got = load(name, tmp_path)
-    assert got.x_train.tolist() == [x for xs, _ in TRAIN.values() for x in xs]
-    assert got.x_train.dtype == np.float32 and got.y_train.tolist() == [0, 1, 2]
-    assert got.x_test.tolist() == [[0.5, 0.5], [0.125, 0]]
-    assert got.client.tolist() == [0, 0, 1]
-    assert got.test_client.tolist() == [0, 2]  # c has no training sample
-    assert got.num_classes == 3
+    dataset = load(name, tmp_path)
+    assert dataset.x_train.tolist() == [x for xs, _ in TRAIN.values() for x in xs]
+    assert dataset.x_train.dtype == np.float32
+    assert dataset.y_train.tolist() == [0, 1, 2] and dataset.y_test.tolist() == [4, 0]
+    assert dataset.x_test.tolist() == [[0.5, 0.5], [0.125, 0]]
+    assert dataset.client.tolist() == [0, 0, 1]
+    assert dataset.test_client.tolist() == [0, 2]  # c has no training sample
+    assert dataset.num_classes == 5  # a class may be in the test part only
 
 
 @pytest.mark.parametrize("name", ["tff", "fedjax"])
-def test_pixels_of_floats_are_gray_images(tmp_path, name):
+def test_pixels_of_floats_are_gray_images_and_one_of_several_files(tmp_path, name):
     users = {"a": (np.ones((2, 28, 28)), [0, 1])}
     WRITERS[name](tmp_path, {"train": users, "test": users})
-    got = load(name, tmp_path)
-    assert got.x_train.shape == (2, 28, 28, 1) and got.x_train.dtype == np.float32
-
-
-@pytest.mark.parametrize("name", ["tff", "fedjax"])
-def test_one_of_several_files_is_chosen(tmp_path, name):
-    WRITERS[name](tmp_path, {"train": TRAIN, "test": TEST})
+    dataset = load(name, tmp_path)
+    assert dataset.x_train.shape == (2, 28, 28, 1)
+    assert dataset.x_train.dtype == np.float32
     for path in list(tmp_path.iterdir()):
         path.with_name(f"other_{path.name}").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="got .*other_.*data.file chooses"):
-        load(name, tmp_path)
+    refused(name, tmp_path, "got .*other_.*data.file chooses")
     stem = {"tff": "fed_emnist", "fedjax": "federated_emnist"}[name]
-    assert len(load(name, tmp_path, file=stem).x_train) == 3
+    assert len(load(name, tmp_path, file=stem).x_train) == 2
 
 
 @pytest.mark.parametrize("name", ["tff", "fedjax"])
@@ -162,51 +169,50 @@ def test_text_of_clients_becomes_rows_of_tokens(tmp_path, name):
     users = {u: {"snippets": texts} for u, texts in TEXT.items()}
     writer = {"tff": write_tff, "fedjax": write_fedjax}[name]
     writer(tmp_path, {"train": users, "test": users})
-    got = load(name, tmp_path, tokens="words", length=2)
+    dataset = load(name, tmp_path, tokens="words", length=2)
     # to is the most frequent word; the others by the alphabet.
-    to, be, no, either = (text.RESERVED + i for i in range(4))
+    to, be, no, either = (tokens.RESERVED + i for i in range(4))
     rows = [[1, to, be], [be, 2, 0], [1, either, 2], [1, no, to], [to, 2, 0]]
-    assert got.x_train.tolist() == rows and got.x_train.dtype == np.int32
-    assert got.client.tolist() == got.test_client.tolist() == [0, 0, 0, 1, 1]
-    assert got.num_classes == text.RESERVED + 4
+    assert dataset.x_train.tolist() == rows and dataset.x_train.dtype == np.int32
+    assert dataset.client.tolist() == dataset.test_client.tolist() == [0, 0, 0, 1, 1]
+    assert dataset.num_classes == tokens.RESERVED + 4
     shorter = load(name, tmp_path, tokens="words", length=2, vocabulary=1)
-    assert shorter.x_train[0].tolist() == [1, to, text.UNKNOWN]
+    assert shorter.x_train[0].tolist() == [1, to, tokens.UNKNOWN]
 
 
 def test_each_token_is_predicted_once():
     texts = ["abcdefg", "", "hi"]
-    known = text.vocabulary(texts, "characters", 100)
+    vocabulary = tokens.vocabulary(texts, "characters", 100)
     for length in (1, 2, 3, 8, 20):
-        x, source = text.sequences(texts, known, "characters", length)
+        x, row_text = tokens.sequences(texts, vocabulary, "characters", length)
         assert x.shape[1] == length + 1
-        target = [x[source == i, 1:].ravel() for i in range(3)]
-        for found, whole in zip(target, texts, strict=True):
-            found = found[found != text.PADDING].tolist()
-            assert found == [*(known[c] for c in whole), text.END]
+        for i, text in enumerate(texts):
+            predicted = x[row_text == i, 1:].ravel()
+            predicted = predicted[predicted != tokens.PADDING].tolist()
+            assert predicted == [*(vocabulary[c] for c in text), tokens.END]
 
 
-def test_leaf_text_has_characters_and_the_next_one(tmp_path):
+def test_leaf_text_images_and_tweets(tmp_path):
     users = {"ROMEO": (["abca", "bcab"], ["b", "c"])}
-    write_leaf(tmp_path, {"train": users, "test": users})
-    got = load("leaf", tmp_path, length=5)
-    a, b, c = (text.RESERVED + i for i in (1, 0, 2))  # b is the most frequent
-    assert got.x_train.tolist() == [[0, a, b, c, a], [0, b, c, a, b]]
-    assert got.y_train.tolist() == [b, c]
-    assert got.num_classes == text.RESERVED + 3
-
-
-def test_leaf_images_and_tweets(tmp_path):
+    write_leaf(tmp_path / "c", {"train": users, "test": users})
+    dataset = load("leaf", tmp_path / "c", length=5)
+    a, b, c = (tokens.RESERVED + i for i in (1, 0, 2))  # b is the most frequent
+    assert dataset.x_train.tolist() == [[0, a, b, c, a], [0, b, c, a, b]]
+    assert dataset.y_train.tolist() == [b, c]
+    assert dataset.num_classes == tokens.RESERVED + 3
     x = np.linspace(0, 1, 2 * 784).reshape(2, 784)
     write_leaf(tmp_path / "i", {p: {"f": (x.tolist(), [0, 61])} for p in PARTS})
     assert load("leaf", tmp_path / "i").x_train.shape == (2, 28, 28, 1)
     tweet = ["1467", "Mon", "NO_QUERY", "sue", "so good", "training"]
     users = {"sue": ([tweet], [1]), "tom": ([[*tweet[:4], "bad"]], [0])}
     write_leaf(tmp_path / "t", {part: users for part in PARTS})
-    got = load("leaf", tmp_path / "t", tokens="words", length=2)
-    assert got.x_train.tolist() == [[6, 5], [0, 4]] and got.y_train.tolist() == [1, 0]
-
-
-PARTS = ("train", "test")
+    dataset = load("leaf", tmp_path / "t", tokens="words", length=2)
+    assert dataset.x_train.tolist() == [[6, 5], [0, 4]]
+    assert dataset.y_train.tolist() == [1, 0]
+    users = {"a": (["good one", "bad one"], ["good", "bad"])}
+    write_leaf(tmp_path / "l", {part: users for part in PARTS})
+    assert load("leaf", tmp_path / "l", tokens="words").y_train.tolist() == [5, 4]
+    refused("leaf", tmp_path / "l", "the label 'good' is not one token")
 
 
 def test_images_of_the_hub_and_a_tenth_for_tests(tmp_path):
@@ -218,29 +224,29 @@ def test_images_of_the_hub_and_a_tenth_for_tests(tmp_path):
         image.fromarray(pixels).save(buffer, "PNG")
         return {"bytes": buffer.getvalue(), "path": None}
 
-    who = np.repeat([7, 3, 5], [21, 10, 9])
-    held = {
-        "image": [encoded(one) for one in drawn],
-        "hsf_id": who,
-        "writer_id": who,
+    table = {
+        "image": [encoded(pixels) for pixels in drawn],
+        "hsf_id": np.arange(40),
+        "writer_id": np.repeat([7, 3, 5], [21, 10, 9]),
         "character": np.arange(40) % 4,
     }
-    parquet.write_table(pa.table(held), tmp_path / "train-00000-of-00001.parquet")
-    got = load("hugging_face", tmp_path, columns="image,character,writer_id")
-    assert got.x_train.dtype == np.uint8 and got.x_train.shape == (37, 4, 4, 1)
-    assert np.bincount(got.client).tolist() == [9, 9, 19]
-    assert np.bincount(got.test_client).tolist() == [1, 0, 2]
-    both = np.concatenate([got.x_train, got.x_test])[..., 0]
+    parquet.write_table(pa.table(table), tmp_path / "train-00000-of-00001.parquet")
+    dataset = load("hugging_face", tmp_path, columns="image,character,writer_id")
+    assert dataset.x_train.dtype == np.uint8 and dataset.x_train.shape == (37, 4, 4, 1)
+    assert np.bincount(dataset.client).tolist() == [9, 9, 19]
+    assert np.bincount(dataset.test_client).tolist() == [1, 0, 2]
+    both = np.concatenate([dataset.x_train, dataset.x_test])[..., 0]
     assert sorted(both.tolist()) == sorted(drawn.tolist())
 
 
 def test_a_subset_keeps_the_clients_of_test_samples(tmp_path):
     users = {f"u{i}": ([[i, 0.5]], [i % 2]) for i in range(9)}
     write_leaf(tmp_path, {"train": users, "test": users})
-    got = load("leaf", tmp_path, train_size=4)
-    assert got.client.tolist() == [0, 1, 2, 3]
-    known = got.test_client < 4
-    assert np.isin(got.x_test[known, 0], got.x_train[:, 0]).all() and known.sum() == 4
+    dataset = load("leaf", tmp_path, train_size=4)
+    assert dataset.client.tolist() == [0, 1, 2, 3]
+    first = [*dataset.x_train[:, 0]]
+    names = first + [x for x in range(9) if x not in first]
+    assert dataset.test_client.tolist() == [names.index(x) for x in range(9)]
 
 
 def test_npz_has_clients_of_test_samples(tmp_path):
@@ -249,99 +255,67 @@ def test_npz_has_clients_of_test_samples(tmp_path):
         "y_train": [0, 1, 0],
         "x_test": np.zeros((2, 2), np.float32),
         "y_test": [0, 1],
-        "client": ["z", "k", "z"],
     }
-    np.savez(tmp_path / "a.npz", **arrays, test_client=["k", "b"])
-    got = data.load(DataConfig("npz", file=str(tmp_path / "a.npz")))
-    assert got.client.tolist() == [1, 0, 1] and got.test_client.tolist() == [0, 2]
-    mixed = arrays | {"client": np.char.encode(["é", "a", "é"], "utf-8")}
-    np.savez(tmp_path / "a.npz", **mixed, test_client=["é", "b"])
-    got = data.load(DataConfig("npz", file=str(tmp_path / "a.npz")))
-    assert got.client.tolist() == [1, 0, 1] and got.test_client.tolist() == [1, 2]
-    np.savez(tmp_path / "a.npz", **arrays, test_client=[1, 2])
-    with pytest.raises(UserError, match="numbers in both, or names"):
-        data.load(DataConfig("npz", file=str(tmp_path / "a.npz")))
+    encoded = np.char.encode(["é", "a", "é"], "utf-8")
+    for client, test_client, numbers in (
+        (["z", "k", "z"], ["k", "b"], [0, 2]),
+        (encoded, ["é", "b"], [1, 2]),
+        (["z", "k", "z"], [1, 2], None),
+    ):
+        path = tmp_path / "a.npz"
+        np.savez(path, **arrays, client=client, test_client=test_client)
+        if numbers is None:
+            refused("npz", "", "numbers in both, or names", file=str(path))
+        else:
+            dataset = load("npz", "", file=str(path))
+            assert dataset.client.tolist() == [1, 0, 1]
+            assert dataset.test_client.tolist() == numbers
 
 
-def damage(folder, ending):
-    for path in folder.rglob(f"*{ending}"):
-        path.write_bytes(path.read_bytes()[:40])
-
-
-@pytest.mark.parametrize(
-    "name, ending",
-    [
-        ("leaf", ".json"),
-        ("tff", ".h5"),
-        ("fedjax", ".sqlite"),
-        ("hugging_face", ".arrow"),
-        ("hugging_face parquet", ".parquet"),
-    ],
-)
-def test_a_damaged_file_is_one_line(tmp_path, name, ending):
-    with pytest.raises(UserError, match="data.dir"):
-        load(name, "")
-    with pytest.raises(UserError, match="expected"):
-        load(name, tmp_path)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_damaged_file_is_one_line(tmp_path, name):
+    refused(name, "", "data.dir")
+    refused(name, tmp_path, "expected")
     WRITERS[name](tmp_path, {"train": TRAIN, "test": TEST})
-    damage(tmp_path, ending)
-    with pytest.raises(UserError, match=f"\\{ending}: cannot be read") as caught:
-        load(name, tmp_path)
-    assert "\n" not in str(caught.value)
+    for path in tmp_path.rglob(f"*.{ENDINGS[name]}"):
+        path.write_bytes(path.read_bytes()[:40])
+    refused(name, tmp_path, f"{ENDINGS[name]}: cannot be read")
 
 
 def test_a_missing_column_or_package_is_named(tmp_path, monkeypatch):
     write_parquet(tmp_path, {"train": TRAIN, "test": TEST})
-    with pytest.raises(UserError, match="holds image, label, writer_id; expected"):
-        load("hugging_face", tmp_path, columns="image,label,author")
+    wrong = {"columns": "image,label,author"}
+    refused("hugging_face", tmp_path, "holds image, label, writer_id; ex", **wrong)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[natural\]'"):
-        load("hugging_face", tmp_path)
+    refused("hugging_face", tmp_path, r"pip install 'tsfl_jax\[natural\]'")
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_class_may_be_in_the_test_part_only(tmp_path, name):
-    WRITERS[name](tmp_path, {"train": TRAIN, "test": {"a": ([[0.5, 0.5]], [4])}})
-    got = load(name, tmp_path)
-    assert got.num_classes == 5 and got.y_test.tolist() == [4]
+TWO = {"x": [[0.5, 1], [3, 4]], "y": [0, 1]}
+# What user a of LEAF has, and words of the answer.
+WRONG_USERS = [
+    ({"x": 3}, "no list"),
+    ({"x": "ab"}, "no list"),
+    ({"x": {"0": 1, "1": 2}}, "no list"),
+    ({"x": [[10**400, 1], [1, 2]]}, "expected"),
+    ({"x": [[float("inf"), 1], [1, 2]]}, "holds inf at row 0; expected finite"),
+    ({"x": [[1, 2], [1]]}, "user a: cannot be read .*one kind"),
+    ({"x": [[1, 2]]}, "1 x, 2 y and num_samples=2"),
+    ({"y": [None, 1]}, "expected"),
+    ({"x": ["a", None], "y": ["a", "b"]}, "expected"),
+    ({"x": ["00/1.jpg", "00/2.jpg"]}, "'00/1.jpg' is a file's name"),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"x": 3, "y": [0, 1]},
-        {"x": "ab", "y": [0, 1]},
-        {"x": {"0": 1, "1": 2}, "y": [0, 1]},
-        {"x": [[10**400, 1], [1, 2]], "y": [0, 1]},
-        {"x": [[1, 2], [3, 4]], "y": [None, 1]},
-        {"x": ["a", None], "y": ["a", "b"]},
-        {"x": ["00/1.jpg", "00/2.jpg"], "y": [0, 1]},
-    ],
-)
-def test_wrong_types_in_leaf_are_one_line(tmp_path, change):
-    write_leaf(tmp_path, {"train": {"a": ([[1, 2]] * 2, [0, 1])}, "test": TEST})
+@pytest.mark.parametrize(("changes", "message"), WRONG_USERS)
+def test_wrong_users_of_leaf_are_one_line(tmp_path, changes, message):
+    write_leaf(tmp_path, {part: {"a": ([[1, 2]] * 2, [0, 1])} for part in PARTS})
     for path in tmp_path.glob("*/*.json"):
-        numbers = {"users": ["a"], "num_samples": [2], "user_data": {"a": change}}
-        path.write_text(json.dumps(numbers))
-    with pytest.raises(UserError, match="expected"):
-        load("leaf", tmp_path)
-
-
-@pytest.mark.parametrize("change", [("[2, 1]", "[Infinity, 1]"), ("{", "[" * 10**5)])
-def test_endless_numbers_and_nesting_in_json_are_one_line(tmp_path, change):
-    write_leaf(tmp_path, {"train": TRAIN, "test": TEST})
-    path = next((tmp_path / "train").glob("*.json"))
-    path.write_text(path.read_text().replace(*change))
-    with pytest.raises(UserError, match="expected"):
-        load("leaf", tmp_path)
-
-
-def test_labels_of_text_are_one_token(tmp_path):
-    users = {"a": (["good one", "bad one"], ["good", "bad"])}
-    write_leaf(tmp_path, {part: users for part in PARTS})
-    assert load("leaf", tmp_path, tokens="words").y_train.tolist() == [5, 4]
-    with pytest.raises(UserError, match="the label 'good' is not one token"):
-        load("leaf", tmp_path)
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content | {"user_data": {"a": TWO | changes}}))
+    refused("leaf", tmp_path, message)
+    for text in ('{"users": ["z"], "num_samples": [1], "user_data": {}}', "[" * 10**5):
+        path.write_text(text)
+        refused("leaf", tmp_path, "cannot be read .*expected")
 
 
 @pytest.mark.parametrize("how", ["link", "soft link", "external", "virtual"])
@@ -366,8 +340,7 @@ def test_an_hdf5_file_reads_no_other_file(tmp_path, how):
             if how == "soft link":
                 del user["pixels"]
                 user["pixels"] = h5py.SoftLink("/l")
-    with pytest.raises(UserError, match="is in another file"):
-        load("tff", tmp_path)
+    refused("tff", tmp_path, "is in another file")
 
 
 def test_names_and_labels_of_tff_that_do_not_fit_are_one_line(tmp_path):
@@ -377,117 +350,71 @@ def test_names_and_labels_of_tff_that_do_not_fit_are_one_line(tmp_path):
     with h5py.File(path, "a") as file:
         group = h5py.Group(h5py.h5g.create(file["examples"].id, b"caf\xe9"))
         group["pixels"], group["label"] = np.zeros((1, 2), np.float32), [0]
-    with pytest.raises(UserError, match="'utf-8' codec"):
-        load("tff", tmp_path)
+    refused("tff", tmp_path, "'utf-8' codec")
     path.write_bytes(whole)
     with h5py.File(path, "a") as file:  # three labels, as many as samples
         for user, labels in (("a", [0]), ("b", [1, 2])):
             del file[f"examples/{user}/label"]
             file[f"examples/{user}/label"] = labels
-    with pytest.raises(UserError, match="client a: expected a label per sample"):
-        load("tff", tmp_path)
+    refused("tff", tmp_path, "client a: expected a label per sample")
 
 
-SHORT = msgpack.ExtType(1, msgpack.packb(((2, 2),)))
+SHORT = zlib.compress(msgpack.packb({"pixels": msgpack.ExtType(1, b"\x91\x02")}))
 VIEW = """CREATE VIEW federated_data AS WITH RECURSIVE t(n) AS (
 SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT n AS client_id, n AS data, n AS
 num_examples FROM t"""
 
 
 @pytest.mark.parametrize(
-    "statements, said",
+    ("statements", "said"),
     [
-        ([("UPDATE federated_data SET data = ?", SHORT)], "cannot be read"),
+        ([f"UPDATE federated_data SET data = x'{SHORT.hex()}'"], "cannot be read"),
         # Three of them, as many as samples.
         (
-            [
-                ("UPDATE federated_data SET num_examples = 3 - num_examples", None),
-            ],
+            ["UPDATE federated_data SET num_examples = 3 - num_examples"],
             "client b'a' has not num_examples=1",
         ),
-        ([("DROP TABLE federated_data", None), (VIEW, None)], "no such table"),
+        (["DROP TABLE federated_data", VIEW], "no such table"),
     ],
 )
 def test_a_wrong_table_of_fedjax_is_one_line(tmp_path, statements, said):
     WRITERS["fedjax"](tmp_path, {"train": TRAIN, "test": TEST})
     file = sqlite3.connect(tmp_path / "federated_emnist_train.sqlite")
-    for statement, packed in statements:
-        pixels = zlib.compress(msgpack.packb({"pixels": packed, "label": packed}))
-        file.execute(statement, (pixels,) if packed else ())
+    for statement in statements:
+        file.execute(statement)
     file.commit()
     file.close()
-    with pytest.raises(UserError, match=said):
-        load("fedjax", tmp_path)
+    refused("fedjax", tmp_path, said)
 
 
 def settings(folder, **changes):
-    return replace(
-        Config(),
-        {
-            "data.name": "leaf",
-            "data.dir": str(folder),
-            "data.length": 6,
-            "partition.kind": "client",
-            "num_clients": 2,
-            "num_intervals": 12,
-            "schedule.kind": "explicit",
-            "schedule.tau": (4,),
-            "algorithm": "fedavg",
-            "mu": 0.0,
-            "model.hidden": 16,
-            "batch_size": 8,
-            "lr": 0.5,
-            "devices": 1,
-            **changes,
-        },
-    )
+    start = {
+        "data.name": "tff",
+        "data.dir": str(folder),
+        "data.length": 6,
+        "partition.kind": "client",
+        "num_clients": 2,
+        "num_intervals": 12,
+        "schedule.kind": "explicit",
+        "schedule.tau": (4,),
+        "algorithm": "fedavg",
+        "mu": 0.0,
+        "model.hidden": 16,
+        "batch_size": 8,
+        "lr": 0.5,
+        "devices": 1,
+    }
+    return replace(Config(), start | changes)
 
 
 def test_the_next_character_of_a_period_is_learned(tmp_path):
     """Text that repeats itself: from the command line's settings alone."""
-    whole = "abcd" * 12
-    pairs = [(whole[i : i + 6], whole[i + 6]) for i in range(24)]
-    users = {u: tuple(map(list, zip(*pairs, strict=True))) for u in ("x", "y")}
-    write_leaf(tmp_path, {"train": users, "test": users})
-    history = simulate(settings(tmp_path, **{"model.name": "lstm"})).history
-    assert history["test_accuracy"][-1] > 0.9
-
-    users = {u: {"snippets": [whole] * 4} for u in ("x", "y")}
+    users = {u: {"snippets": ["abcd" * 12] * 4} for u in ("x", "y")}
     write_tff(tmp_path, {"train": users, "test": users})
-    changes = {"data.name": "tff", "model.name": "next_token_lstm"}
-    history = simulate(settings(tmp_path, **changes)).history
-    assert history["next_token_accuracy"][-1] > 0.7
-
-
-DIGITS = {
-    "data.name": "digits",
-    "data.dir": "",
-    "data.length": 80,
-    "model.name": "lstm",
-}
-
-
-def test_a_network_for_images_takes_no_text(tmp_path):
-    users = {user: (["abc"], ["d"]) for user in ("a", "b")}
-    write_leaf(tmp_path, {part: users for part in PARTS})
     with pytest.raises(UserError, match="taken for tokens; use lstm or next_token"):
         simulate(settings(tmp_path))
+    learner = settings(tmp_path, **{"model.name": "next_token_lstm"})
+    assert simulate(learner).history["next_token_accuracy"][-1] > 0.7
+    digits = {"data.name": "digits", "data.length": 80, "partition.kind": "iid"}
     with pytest.raises(UserError, match="takes text"):
-        simulate(settings("", **DIGITS, **{"partition.kind": "iid"}))
-
-
-def test_ragged_and_miscounted_users_of_leaf_are_one_line(tmp_path):
-    write_leaf(tmp_path, {"train": TRAIN, "test": TEST})
-    path = next((tmp_path / "train").glob("*.json"))
-    whole = path.read_text()
-    for change, said in (
-        ({"num_samples": [5, 1]}, "user a has 2 x and 2 y; expected 5"),
-        ({"users": ["a", "z"]}, "cannot be read"),
-        ({"user_data": {"a": {"x": []}, "b": {}}}, "no x or y"),
-    ):
-        path.write_text(json.dumps(json.loads(whole) | change))
-        with pytest.raises(UserError, match=said):
-            load("leaf", tmp_path)
-    path.write_text(whole.replace("[1.0, 0.25]", "[1.0]"))
-    with pytest.raises(UserError, match="user a: cannot be read .*one kind"):
-        load("leaf", tmp_path)
+        simulate(settings("", **digits, **{"model.name": "lstm"}))

@@ -21,6 +21,18 @@ def split(labels, capacity, kind, seed=0, **kwargs):
     return partition.make_partition(labels, capacity, chosen, rng)
 
 
+@pytest.fixture
+def by_shares(monkeypatch):
+    """A split by given shares of the classes."""
+
+    def split_by(shares, labels, capacity):
+        row = Part(lambda settings, capacity, stock, rng: np.asarray(shares))
+        monkeypatch.setitem(partition.PARTITIONS, "dirichlet", row)
+        return split(labels, capacity, "dirichlet")
+
+    return split_by
+
+
 def rows(part):
     return [row[:n] for row, n in zip(part.indices, part.capacity, strict=True)]
 
@@ -49,7 +61,7 @@ def problems(draw):
 FEW_SAMPLES = {"alpha": 1.0, "classes_per_client": 3}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(problems())
 @example(([0, 0, 0, 1, 2, 3], [1, 5], "shards", FEW_SAMPLES, 4))
 def test_sizes_and_distinctness(problem):
@@ -74,12 +86,11 @@ def test_sizes_and_distinctness(problem):
         again = split(labels, capacity, kind, seed, **allowed)
         np.testing.assert_array_equal(again.indices, part.indices)
     assert any("held by several" in note for note in part.notes) == (not fits)
-    more = (histogram(part, labels) > 0).sum(1).max() > options["classes_per_client"]
-    if kind == "shards":
-        assert any("hold more than" in note for note in part.notes) == more
+    if (histogram(part, labels) > 0).sum(1).max() > options["classes_per_client"]:
+        assert kind != "shards" or part.notes
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_settle(data):
     C, N = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
@@ -114,19 +125,10 @@ def test_round_rows(N, C, seed):
     assert np.abs(whole - real).max() < 1 + 1e-9
 
 
-def test_iid_has_the_class_shares_of_the_data():
-    labels = np.repeat([0, 1, 2], [3000, 2000, 1000])
-    part = split(labels, [500] * 10, "iid")
-    # Hypergeometric: standard deviations below 11.2; 5 of them.
-    expected = 500 * np.array([1 / 2, 1 / 3, 1 / 6])
-    assert np.abs(histogram(part, labels) - expected).max() < 56
-    assert part.notes == ()
-
-
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
 def test_dirichlet_has_the_moments_of_its_shares(alpha):
-    # q ~ Dir(α): mean 1/C, variance (1/C)(1 − 1/C)/(Cα + 1); 2,000 clients.
-    C, N, size = 5, 2000, 400
+    # q ~ Dir(α): mean 1/C, variance (1/C)(1 − 1/C)/(Cα + 1).
+    C, N, size = 5, 1000, 400
     labels = np.arange(C * 500) % C
     part = split(labels, [size] * N, "dirichlet", alpha=alpha, replacement=True)
     shares = histogram(part, labels) / size
@@ -136,15 +138,12 @@ def test_dirichlet_has_the_moments_of_its_shares(alpha):
     np.testing.assert_allclose(shares.var(0), variance, rtol=0.15)
 
 
-def test_dirichlet_counts_are_the_rounded_shares(monkeypatch):
-    shares = np.array([[0.7, 0.2, 0.1], [0.015, 0.985, 0.0], [1 / 3, 1 / 3, 1 / 3]])
-    fixed = Part(lambda *given: shares)
-    monkeypatch.setitem(partition.PARTITIONS, "dirichlet", fixed)
+def test_dirichlet_counts_are_the_rounded_shares(by_shares):
+    shares = [[0.7, 0.2, 0.1], [0.015, 0.985, 0.0], [1 / 3, 1 / 3, 1 / 3]]
     labels = np.arange(900) % 3
-    part = split(labels, [100, 200, 30], "dirichlet")
+    part = by_shares(shares, labels, [100, 200, 30])
     expected = [[70, 20, 10], [3, 197, 0], [10, 10, 10]]
-    assert histogram(part, labels).tolist() == expected
-    assert part.notes == ()
+    assert histogram(part, labels).tolist() == expected and part.notes == ()
 
 
 def test_extreme_alpha():
@@ -157,20 +156,21 @@ def test_extreme_alpha():
         assert (histogram(part, labels) == 5).all()
 
 
-def test_a_class_that_runs_out_is_reported_and_fairly_shared(monkeypatch):
-    N = 20  # all want 40 of class 0, of which there are 400, and 10 of class 1
-    shares = np.tile([0.8, 0.2, 0.0], (N, 1))
-    fixed = Part(lambda *given: shares)
-    monkeypatch.setitem(partition.PARTITIONS, "dirichlet", fixed)
+def test_a_class_that_runs_out_is_reported_and_fairly_shared(by_shares):
+    # 20 clients want 40 of class 0, of which there are 400, and 10 of class 1.
     labels = np.repeat([0, 1, 2], [400, 500, 300])
-    part = split(labels, [50] * N, "dirichlet")
-    found = histogram(part, labels)
-    assert found.sum(0).tolist() == [400, 500, 100]  # class 2 only when both are gone
+    part = by_shares(np.tile([0.8, 0.2, 0.0], (20, 1)), labels, [50] * 20)
+    counts = histogram(part, labels)
+    assert counts.sum(0).tolist() == [400, 500, 100]  # class 2 only when both are gone
     (note,) = part.notes
-    assert "labeled 0" in note and note.startswith("40 % of the clients' samples")
-    assert "(400 of 1000)" in note
+    assert note.startswith("40 % of the clients' samples (400 of 1000)")
+    assert "labeled 0" in note and note.endswith("avoids that")
     # 20 of class 0 each on average, standard deviation 3.1; no first or last come.
-    assert found[:, 0].min() >= 5 and found[:, 0].max() <= 35
+    assert counts[:, 0].min() >= 5 and counts[:, 0].max() <= 35
+    few = by_shares(
+        np.tile([0.4, 0.2, 0.2, 0.2], (10, 1)), np.arange(280) // 70, [20] * 10
+    )
+    assert "harmless" in few.notes[0]
 
 
 def test_shards():
@@ -203,10 +203,12 @@ def test_the_beginning_of_a_row_is_a_fair_sample(kind):
     labels = np.repeat(np.arange(4), 3000)
     part = split(labels, [2000] * 5, kind)
     for row in part.indices:
-        whole = np.bincount(labels[row], minlength=4) / 2000
+        share = np.bincount(labels[row], minlength=4) / 2000
         begin = np.bincount(labels[row[:500]], minlength=4) / 500
         # Standard deviation at most √(.25/500 · 1500/1999) = 0.0194; 5 of them.
-        assert np.abs(whole - begin).max() < 0.097
+        assert np.abs(share - begin).max() < 0.097
+        if kind == "iid":  # hypergeometric: below √(.1875/2000 · 10000/11999)
+            assert np.abs(share - 1 / 4).max() < 5 * 0.0089
 
 
 def test_a_label_for_each_client():
@@ -226,13 +228,10 @@ def test_sharing_uses_samples_equally_often():
     assert set(used) == {3}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_clients_are_quick(kind):
-    labels = np.arange(60_000) % 10
+def test_many_clients_are_quick():
     start = time.perf_counter()
-    part = split(labels, [64] * 10_000, kind, replacement=True)
+    split(np.arange(60_000) % 10, [64] * 10_000, "dirichlet", replacement=True)
     assert time.perf_counter() - start < 5  # 0.2 s
-    assert part.indices.shape == (10_000, 64)
 
 
 @pytest.mark.parametrize(
@@ -242,28 +241,11 @@ def test_many_clients_are_quick(kind):
         ([5, 6], {}, "data_size.*num_clients.*--config.partition.replacement=True"),
         ([3, 11], {"replacement": True}, "client 1 11 of them.* only 10"),
         ([3, 0], {}, "at least one sample"),
-        ([1], {"kind": "dirichlet", "alpha": 0.0}, "alpha=0.0"),
         ([1], {"kind": "shards", "classes_per_client": 3}, r"=3: .* 2 classes"),
-        ([1], {"kind": "dirichelt"}, "did you mean 'dirichlet"),
         ([1], {"kind": "label"}, r"2 classes and --config.num_clients=1"),
-        ([1, 6], {"kind": "label"}, "client 1 needs 6 .* the 1-th class, .* only 5"),
     ],
 )
 def test_wrong_settings(capacity, options, message):
     with pytest.raises(UserError, match=message) as error:
         split([0, 1] * 5, capacity, **({"kind": "iid"} | options))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("labels", "ending"),
-    [(np.repeat(np.arange(4), 70), "harmless"), (np.repeat([0, 1], 100), "avoids")],
-)
-def test_notes_say_what_replaced_samples_mean(labels, ending, monkeypatch):
-    shares = np.tile([0.4, 0.2, 0.2, 0.2][: labels.max() + 1], (10, 1))
-    shares = shares / shares.sum(1, keepdims=True)
-    fixed = Part(lambda *given: shares)
-    monkeypatch.setitem(partition.PARTITIONS, "dirichlet", fixed)
-    (note,) = split(labels, [20] * 10, "dirichlet").notes
-    share = float(note.split(" %")[0]) / 100
-    assert (ending == "harmless") == (share <= 0.1) and ending in note

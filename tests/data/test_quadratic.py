@@ -12,7 +12,7 @@ from flax import linen as nn
 import tsfl_jax
 from tests import problems
 from tests.reference import at_quadratic
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, replace
 from tsfl_jax.data import quadratic
 from tsfl_jax.engine import client
 from tsfl_jax.experiment import network
@@ -25,22 +25,32 @@ from tsfl_jax.types import UserError
 
 def settings(**changes) -> Config:
     """Six clients in five dimensions, half 1 and half 4 steps."""
-    config = Config(algorithm="fedavg", num_intervals=4, num_clients=6, lr=0.2)
-    config.batch_size, config.momentum, config.checkpoint = 4, 0.0, False
-    config.data.name = config.model.name = "quadratic"
-    config.data.shape = (5,)
-    config.partition.kind = "label"
-    config.schedule.kind, config.schedule.data_size = "case1", 12
-    config.schedule.iteration = "step"
-    config.quadratic.smoothness, config.quadratic.convexity = 2.0, 0.5
-    for name, value in changes.items():
-        *path, last = name.split("__")
-        target = getattr(config, path[0]) if path else config
-        setattr(target, last, value)
-    return config
+    start = {
+        "algorithm": "fedavg",
+        "num_intervals": 4,
+        "num_clients": 6,
+        "lr": 0.2,
+        "batch_size": 4,
+        "momentum": 0.0,
+        "checkpoint": False,
+        "data.name": "quadratic",
+        "model.name": "quadratic",
+        "data.shape": (5,),
+        "partition.kind": "label",
+        "schedule.kind": "case1",
+        "schedule.data_size": 12,
+        "schedule.iteration": "step",
+        "quadratic.smoothness": 2.0,
+        "quadratic.convexity": 0.5,
+    }
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    return replace(Config(), start | changes)
 
 
-def known(config: Config) -> quadratic.Exact:
+LINE = {"data__shape": (1,), "quadratic__convexity": 2.0}  # one dimension
+
+
+def exact(config: Config) -> quadratic.Exact:
     return network.exact_of(prepare(config))
 
 
@@ -49,21 +59,21 @@ def test_exact_by_hand():
     x = np.array([[0, 0], [2, 0], [3, 0], [4, 0], [8, 0]], np.float32)
     rows = np.array([[0, 1, 0], [2, 3, 4]])
     lam, start = np.array([2.0, 1.0]), np.array([1.0, 0.0])
-    found = quadratic.exact(x, rows, np.array([2, 3]), lam, 1, start)
-    np.testing.assert_allclose(found.shares, [0.4, 0.6])
-    np.testing.assert_allclose(found.optima, [[1, 0], [5, 0]])
-    np.testing.assert_allclose(found.optimum, [3.4, 0])
-    np.testing.assert_allclose(found.dissimilarity, [2.4**2, 1.6**2])
+    exact = quadratic.exact(x, rows, np.array([2, 3]), lam, 1, start)
+    np.testing.assert_allclose(exact.shares, [0.4, 0.6])
+    np.testing.assert_allclose(exact.optima, [[1, 0], [5, 0]])
+    np.testing.assert_allclose(exact.optimum, [3.4, 0])
+    np.testing.assert_allclose(exact.dissimilarity, [2.4**2, 1.6**2])
     # Λ² = 4 along the first axis; variances 1 and (4 + 1 + 9) / 3.
-    np.testing.assert_allclose(found.grad_variance, [4, 56 / 3])
+    np.testing.assert_allclose(exact.grad_variance, [4, 56 / 3])
     # From 0 to 8: client 0 is at most 7 away, client 1 at most 5.
-    assert found.grad_sq_norm == pytest.approx(4 * 49 + 4)
-    assert found.smoothness == 2
-    assert found.distance == pytest.approx(2.4**2)
-    own, excess, gradient = at_quadratic(found, [[3.4, 0], [5.4, 3]])
+    assert exact.grad_sq_norm == pytest.approx(4 * 49 + 4)
+    assert exact.smoothness == 2
+    assert exact.distance == pytest.approx(2.4**2)
+    square, excess, gradient = at_quadratic(exact, [[3.4, 0], [5.4, 3]])
     np.testing.assert_allclose(excess, [0, 0.5 * (2 * 4 + 9)], atol=1e-12)
     np.testing.assert_allclose(gradient, [0, 16 + 9], atol=1e-12)
-    np.testing.assert_allclose(own[1], [4 * 4.4**2 + 9 + 4, 4 * 0.4**2 + 9 + 56 / 3])
+    np.testing.assert_allclose(square[1], [4 * 4.4**2 + 9 + 4, 4 * 0.4**2 + 9 + 56 / 3])
 
 
 @pytest.mark.parametrize(("n", "batch"), [(6, 2), (6, 6), (1, 1), (7, 3), (3, 8)])
@@ -88,49 +98,48 @@ def test_variance_of_all_mini_batches(n, batch):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "dissimilarity", "grad_variance"),  # of clients in equal groups
     [
-        {},
-        {"num_clients": 7},
-        {"num_clients": 2, "data__shape": (1,), "quadratic__convexity": 2.0},
-        {"quadratic__dissimilarity": "constant(0.5); constant(2)"},
-        {"quadratic__dissimilarity": "uniform(1,3)", "num_clients": 5, "seed": 3},
-        {"quadratic__dissimilarity": "constant(0)"},
-        {"quadratic__grad_variance": "constant(0); constant(3)"},
-        {"quadratic__grad_variance": "constant(0)", "batch_size": 12},
-        {"quadratic__distance": 0.0},
-        {"quadratic__distance": 9.0, "seed": 1, "batch_size": 2},
+        ({}, (1,), (1,)),
+        ({"num_clients": 7}, (1,), (1,)),
+        (LINE | {"num_clients": 2}, (1,), (1,)),
+        ({"num_clients": 5, "seed": 3}, (1, 2), (1,)),
+        ({}, (0,), (1,)),
+        ({}, (1,), (0, 3)),
+        ({"batch_size": 12}, (1,), (0,)),
+        ({"quadratic__distance": 0.0}, (1,), (1,)),
+        ({"quadratic__distance": 9.0, "seed": 1, "batch_size": 2}, (1,), (1,)),
     ],
-)
-def test_data_have_the_requested_constants(changes):
-    config = settings(**changes)
-    found, q = known(config), config.quadratic
-    N = config.num_clients
-    np.testing.assert_allclose(found.shares, np.full(N, 1 / N))
-    np.testing.assert_allclose(found.distance, q.distance, rtol=1e-5, atol=1e-12)
-    np.testing.assert_allclose(found.curvature.max(), q.smoothness, rtol=1e-6)
-    np.testing.assert_allclose(found.curvature.min(), q.convexity, rtol=1e-6)
-    for name, values in (
-        ("dissimilarity", found.dissimilarity),
-        ("grad_variance", found.grad_variance),
-    ):
-        numbers = [float(t.split("(")[1].strip(") ")) for t in _parts(q, name)]
-        if numbers:
-            asked = np.array(numbers)[np.arange(N) * len(numbers) // N]
-            np.testing.assert_allclose(values, asked, rtol=1e-5, atol=1e-12)
-        else:  # uniform(1,3)
-            assert (values > 1).all() and (values < 3).all()
+)  # fmt: skip
+def test_data_have_the_requested_constants(changes, dissimilarity, grad_variance):
+    constants = {"dissimilarity": dissimilarity, "grad_variance": grad_variance}
+    groups = {
+        f"quadratic__{name}": ";".join(f"constant({value})" for value in values)
+        for name, values in constants.items()
+    }
+    config = settings(**changes, **groups)
+    prepared, q, N = prepare(config), config.quadratic, config.num_clients
+    result = network.exact_of(prepared)
+    np.testing.assert_allclose(result.shares, np.full(N, 1 / N))
+    np.testing.assert_allclose(result.distance, q.distance, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(result.curvature.max(), q.smoothness, rtol=1e-6)
+    np.testing.assert_allclose(result.curvature.min(), q.convexity, rtol=1e-6)
+    for name, values in constants.items():
+        requested = np.array(values, float)[np.arange(N) * len(values) // N]
+        measured = getattr(result, name)
+        np.testing.assert_allclose(measured, requested, rtol=1e-5, atol=1e-12)
     # The test set is w*, so that the test loss is exact.
-    x = prepare(config).dataset.x_test
-    np.testing.assert_allclose(x[0], found.optimum, rtol=1e-4, atol=1e-6)
+    x = prepared.dataset.x_test[0]
+    np.testing.assert_allclose(x, result.optimum, rtol=1e-4, atol=1e-6)
 
 
-def _parts(section, name):
-    return [t for t in getattr(section, name).split(";") if "constant" in t]
+def test_drawn_constants_are_in_their_range():
+    gamma = exact(settings(quadratic__dissimilarity="uniform(1,3)")).dissimilarity
+    assert (gamma > 1).all() and (gamma < 3).all() and len(set(gamma)) == 6
 
 
 def test_halves_pull_apart():
-    found = known(settings(num_clients=8))
+    found = exact(settings(num_clients=8))
     way = found.optima - found.optimum
     np.testing.assert_allclose(way[:4], -way[4:], atol=1e-6)
     slow, fast = way[:4].mean(0), way[4:].mean(0)
@@ -138,21 +147,16 @@ def test_halves_pull_apart():
 
 
 def test_experiments_share_data_only_if_all_of_it_is_the_same():
-    several = [
-        settings(),
-        settings(lr=0.1),
-        settings(batch_size=2),
-        settings(schedule__data_size=8),
-        settings(quadratic__distance=2.0),
-        settings(seed=1),
-        settings(num_clients=4),
+    changes = [
+        *({}, {"lr": 0.1}, {"batch_size": 2}, {"schedule__data_size": 8}),
+        *({"quadratic__distance": 2.0}, {"seed": 1}, {"num_clients": 4}),
     ]
-    found = prepare_all(several)
-    assert found[0].dataset is found[1].dataset
-    for one, config in zip(found, several, strict=True):
-        np.testing.assert_array_equal(
-            one.dataset.x_train, prepare(config).dataset.x_train
-        )
+    configs = [settings(**change) for change in changes]
+    experiments = prepare_all(configs)
+    assert experiments[0].dataset is experiments[1].dataset
+    for experiment, config in zip(experiments, configs, strict=True):
+        x = prepare(config).dataset.x_train
+        np.testing.assert_array_equal(experiment.dataset.x_train, x)
 
 
 def test_gradient_is_the_formula():
@@ -172,37 +176,22 @@ def test_gradient_is_the_formula():
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
-def test_full_batches_have_a_closed_form():
-    config = settings(
-        num_intervals=1, batch_size=12, quadratic__grad_variance="constant(0)"
-    )
-    config.schedule.kind, config.schedule.tau = "explicit", (0, 0, 3, 0, 0, 0)
-    found, result = known(config), tsfl_jax.simulate(config)
-    contraction = (1 - config.lr * found.curvature) ** 3
-    expected = found.optima[2] - contraction * found.optima[2]  # from w⁰ = 0
+def test_full_batches_have_a_closed_form_and_reach_the_optimum():
+    full = {"batch_size": 12, "quadratic__grad_variance": "constant(0)"}
+    full["schedule__kind"] = "explicit"
+    config = settings(**full, num_intervals=1, schedule__tau=(0, 0, 3, 0, 0, 0))
+    constants, result = exact(config), tsfl_jax.simulate(config)
+    contraction = (1 - config.lr * constants.curvature) ** 3
+    expected = constants.optima[2] - contraction * constants.optima[2]  # from w⁰ = 0
     np.testing.assert_allclose(result.params["params"]["w"], expected, rtol=1e-5)
-    _, excess, _ = at_quadratic(found, expected)
+    _, excess, _ = at_quadratic(constants, expected)
     np.testing.assert_allclose(result.history["test_loss"], [excess], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_equal_work_with_full_batches_reaches_the_optimum():
-    config = settings(num_intervals=100, batch_size=12)
-    config.quadratic.grad_variance = "constant(0)"
-    config.schedule.kind, config.schedule.tau = "explicit", (2,)
+    # Equal work reaches the optimum.
+    config = settings(**full, num_intervals=100, schedule__tau=(2,))
     result = tsfl_jax.simulate(config)
     assert 0 <= result.history["test_loss"][-1] < 1e-11
     w = result.params["params"]["w"]
-    np.testing.assert_allclose(w, known(config).optimum, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["dms", "fednova"])
-def test_runs_converge_beside_the_optimum(algorithm):
-    config = settings(num_intervals=30, algorithm=algorithm)
-    config.quadratic.distance = 4.0
-    loss = tsfl_jax.simulate(config).history["test_loss"]
-    assert loss[-1] < at_quadratic(known(config), np.zeros(5))[1] / 2
+    np.testing.assert_allclose(w, exact(config).optimum, rtol=1e-5)
 
 
 def test_bound_of_gradients_holds_along_the_way():
@@ -233,97 +222,61 @@ def test_files_of_a_run_without_accuracy(tmp_path):
     assert f"test loss      final {result.summary['final_test_loss']:.4g}" in text
 
 
-class Regression(nn.Module):
-    """Predicts the label as a number."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(1)(x.reshape(x.shape[0], -1))
-
-    def loss(self, outputs, labels):
-        """Half the squared error."""
-        return 0.5 * jnp.square(outputs[:, 0] - labels)
+def squared_error(outputs, labels):
+    return 0.5 * jnp.square(outputs[:, 0] - labels)
 
 
-class Hinge(Regression):
-    """Classifies, with a loss of its own."""
-
-    classifies = True
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(x)
-
-    def loss(self, outputs, labels):
-        """Squares of margins."""
-        hot = jax.nn.one_hot(labels, 3)
-        return jnp.square(outputs - hot).sum(-1)
+def margins(outputs, labels):
+    return jnp.square(outputs - jax.nn.one_hot(labels, 3)).sum(-1)
 
 
-class Silent(Regression):
-    """Classifies with a loss of its own, and does not say so."""
+def linear(width, loss=None, **fields):
+    """A dense layer, with a loss and what it says of its task, if anything."""
 
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(x)
+    def call(self, x):
+        return nn.Dense(width)(x.reshape(x.shape[0], -1))
 
-    def loss(self, outputs, labels):
-        """Squares of margins."""
-        return Hinge.loss(self, outputs, labels)
-
-
-class Plain(nn.Module):
-    """Without a loss of its own."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(x)
-
-
-class Declared(Plain):
-    """The same, and says that it is a regression."""
-
-    classifies = False
+    if loss:
+        fields["loss"] = lambda self, outputs, labels: loss(outputs, labels)
+    return type("Linear", (nn.Module,), {"__call__": nn.compact(call)} | fields)()
 
 
 @pytest.mark.slow
-def test_a_users_own_loss():
+def test_a_custom_loss_and_whether_it_classifies():
     config = Config(num_intervals=3, num_clients=3, batch_size=8, lr=0.01)
     config.algorithm = "fedavg"
     config.schedule.kind, config.schedule.data_size = "case1", 16
-    data = problems.dataset()
-    result = tsfl_jax.simulate(config, model=Regression(), dataset=data)
+    data, regression = problems.dataset(), linear(1, squared_error)
+    result = tsfl_jax.simulate(config, model=regression, dataset=data)
     assert np.isnan(result.history["test_accuracy"]).all()
     dense = result.params["params"]["Dense_0"]
     x = (data.x_test - data.mean) / data.std
     error = (x @ dense["kernel"] + dense["bias"])[:, 0] - data.y_test
-    np.testing.assert_allclose(
-        result.history["test_loss"][-1], 0.5 * np.mean(error**2), rtol=1e-5
-    )
+    loss = result.history["test_loss"][-1]
+    np.testing.assert_allclose(loss, 0.5 * np.mean(error**2), rtol=1e-5)
     (note,) = result.summary["notes"]
     assert "outputs of shape [1] for 3 classes: taken for a regression" in note
-    # It says that it classifies, or it has an output for each class: the same.
-    for model in (Hinge(), Silent()):
-        result = tsfl_jax.simulate(config, model=model, dataset=data)
-        assert result.history["test_accuracy"][-1] > 0.5
-        assert result.summary["notes"] == []
+    # An output for each class: it classifies, without saying so.
+    silent, classifier = linear(3, margins), linear(3, margins, classifies=True)
+    result = tsfl_jax.simulate(config, model=silent, dataset=data)
+    assert result.history["test_accuracy"][-1] > 0.5 and not result.summary["notes"]
     outputs = jax.ShapeDtypeStruct((3, 3), jnp.float32)
-    for model in (Regression(), Silent()):
-        known, _ = networks.decide_task(networks.from_flax(model), outputs, 4)
-        assert known.classifies is False
+    for module in (regression, silent):
+        model, _ = networks.decide_task(networks.from_flax(module), outputs, 4)
+        assert model.classifies is False
     labels = jax.ShapeDtypeStruct((3,), jnp.int32)
     # With the loss of `simulate` the width decides, too, unless the module says it.
     for module, classifies in (
-        (Silent(), None),
-        (Hinge(), None),
-        (Declared(), False),
-        (Plain(), None),
+        (silent, None),
+        (classifier, None),
+        (linear(3, classifies=False), False),
+        (linear(3), None),
     ):
-        made = networks.from_flax(module)
-        own = model_of.with_measures(made, Hinge().loss, None, outputs, labels)
-        assert own.classifies is classifies, module
-    said = networks.from_flax(quadratic.Quadratic((1.0, 1.0, 1.0)))
-    assert networks.decide_task(said, outputs, 3) == (said, ())
+        model = networks.from_flax(module)
+        model = model_of.with_measures(model, margins, None, outputs, labels)
+        assert model.classifies is classifies, module
+    model = networks.from_flax(quadratic.Quadratic((1.0, 1.0, 1.0)))
+    assert networks.decide_task(model, outputs, 3) == (model, ())
 
 
 @pytest.mark.parametrize(
@@ -335,7 +288,7 @@ def test_a_users_own_loss():
         ({"quadratic__grad_variance": "constant(-1)"}, "client 0 gets -1"),
         ({"quadratic__dissimilarity": "constant(1);constant(900)", "num_clients": 2},
          "no directions in 5"),
-        ({"num_clients": 3, "data__shape": (1,), "quadratic__convexity": 2.0},
+        (LINE | {"num_clients": 3},
          "no directions in 1"),
         ({"num_clients": 1}, "at least 2"),
         ({"batch_size": 5}, "multiple of --config.batch_size=5"),
@@ -349,26 +302,8 @@ def test_wrong_settings(changes, message):
     assert "\n" not in str(error.value)
 
 
-def test_settings_that_would_be_ignored():
-    config = Config()
-    config.quadratic.distance = 2.0
-    with pytest.raises(UserError, match="quadratic.distance=2.0: would be ignored"):
-        prepare(config)
-
-
 def test_constants_of_other_splits():
-    iid = known(settings(partition__kind="iid"))
+    iid = exact(settings(partition__kind="iid"))
     # Each client has samples of all others: Γ shrinks, the noise grows.
     assert iid.dissimilarity.mean() < 0.5 and iid.grad_variance.mean() > 1
-    np.testing.assert_allclose(iid.optimum, known(settings()).optimum, atol=1e-6)
-
-
-def test_source_alone():
-    lam = quadratic.curvature(3, 4.0, 1.0)
-    np.testing.assert_allclose(lam, [1, 2, 4])
-    asked = {"grad_variance": ("constant(1)",), "dissimilarity": ("constant(1)",)}
-    data = quadratic.make_quadratic(
-        4, 6, batch_size=2, curvature=lam, distance=1.0, seed=0, **asked
-    )
-    assert data.x_train.shape == (24, 3) and data.x_train.dtype == np.float32
-    assert data.num_classes == 4 and data.y_train.tolist() == sorted([0, 1, 2, 3] * 6)
+    np.testing.assert_allclose(iid.optimum, exact(settings()).optimum, atol=1e-6)

@@ -14,18 +14,17 @@ KINDS = tuple(whole_splits.KINDS)
 
 
 def partition_settings(**changes):
-    return replace(
-        Config(), {f"partition.{n}": v for n, v in changes.items()}
-    ).partition
+    changes = {f"partition.{name}": value for name, value in changes.items()}
+    return replace(Config(), changes).partition
 
 
-def drawn(kind, N=20, seed=0, labels=LABELS, **changes):
-    own = partition_settings(kind=kind, **changes)
-    return whole_splits.lists(labels, N, own, np.random.default_rng(seed))
+def drawn(kind, N=20, seed=0, **changes):
+    chosen = partition_settings(kind=kind, **changes)
+    return whole_splits.lists(LABELS, N, chosen, np.random.default_rng(seed))
 
 
-def histogram(lists, labels=LABELS):
-    return np.stack([np.bincount(labels[rows], minlength=10) for rows in lists])
+def histogram(lists):
+    return np.stack([np.bincount(LABELS[rows], minlength=10) for rows in lists])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,7 +43,7 @@ def test_quantity_skews_sizes_only():
     N, alpha = 10, 2.0
     tables = [
         histogram(drawn("quantity", N, s, alpha=alpha, least_size=1))
-        for s in range(200)
+        for s in range(150)
     ]
     share = np.stack([t.sum(axis=1) / len(LABELS) for t in tables])
     # Var p_i = (1/N)(1 − 1/N) / (Nα + 1)
@@ -62,18 +61,16 @@ def test_class_dirichlet_skews_labels_and_sizes():
     assert np.median(largest) > 0.4
     size = few.sum(axis=1)
     assert size.max() > 1.5 * size.min()
+    shares = [
+        histogram(drawn("class_dirichlet", 10, s, alpha=0.5, least_size=1))[:, 0] / 600
+        for s in range(150)
+    ]
+    # Of the first class they are Dir(α): Var p_i = (1/N)(1 − 1/N) / (Nα + 1).
+    assert np.var(shares) == pytest.approx(0.09 / 6, rel=0.1)
     # A client with M/N samples takes part in no further class.
     order = np.cumsum(few, axis=1)
     full = order[:, :-1] >= len(LABELS) / 20
     assert (few[:, 1:][full] == 0).all()
-
-
-def test_the_first_class_has_the_shares_of_a_dirichlet_distribution():
-    shares = [
-        histogram(drawn("class_dirichlet", 10, s, alpha=0.5, least_size=1))[:, 0] / 600
-        for s in range(300)
-    ]
-    assert np.var(shares) == pytest.approx(0.09 / 6, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,14 +89,11 @@ def images(count=60, dtype=np.uint8):
     return tsfl_jax.make_dataset(x, np.arange(count) % 10, x[:5], np.arange(5))
 
 
-def thirds(count=60):
-    rows = np.arange(count).reshape(3, -1)
-    return Partition(rows, np.full(3, count // 3), ())
-
-
 def of_clients(dataset: Dataset, **changes) -> Dataset:
-    own = partition_settings(**changes)
-    return skew.skewed(dataset, thirds(len(dataset.x_train)), own, 0)
+    chosen = partition_settings(**changes)
+    rows = np.arange(len(dataset.x_train)).reshape(3, -1)
+    thirds = Partition(rows, np.full(3, rows.shape[1]), ())
+    return skew.skewed(dataset, thirds, chosen, 0)
 
 
 def test_noise_grows_from_client_to_client():
@@ -138,19 +132,23 @@ def settings(**changes):
 
 
 def test_settings_choose_them_and_change_the_identity_of_data():
-    plain = prepare.prepare(settings(**{"partition.kind": "quantity"}))
+    quantity = {"partition.kind": "quantity"}
+    plain = prepare.prepare(settings(**quantity))
     assert plain.partition.capacity.sum() == len(plain.dataset.y_train)
-    swept = [
-        settings(**{"partition.kind": "quantity", "partition.label_noise": p})
-        for p in (0.0, 0.5)
-    ]
-    several = prepare.prepare_all(swept)
-    digests = [p.fingerprints["data"] for p in several]
-    assert digests[0] == plain.fingerprints["data"] != digests[1]
-    assert (several[0].dataset.y_train == plain.dataset.y_train).all()
-    shared = {"partition.noise": 0.1, "partition.online": True}
-    with pytest.raises(UserError, match="several clients hold the same"):
-        prepare.prepare(settings(**shared))
-    with pytest.raises(UserError, match="kind=quantity"):
-        changes = {"partition.kind": "quantity", "schedule.data_size": 9}
+    noise = [{"partition.label_noise": share} for share in (0.0, 0.5)]
+    clean, noisy = prepare.prepare_all([settings(**quantity, **one) for one in noise])
+    assert clean.fingerprints["data"] == plain.fingerprints["data"]
+    assert noisy.fingerprints["data"] != plain.fingerprints["data"]
+    assert (clean.dataset.y_train == plain.dataset.y_train).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partition.noise": 0.1, "partition.online": True}, "hold the same"),
+        ({"partition.kind": "quantity", "schedule.data_size": 9}, "kind=quantity"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
         prepare.prepare(settings(**changes))

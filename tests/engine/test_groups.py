@@ -13,7 +13,7 @@ from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import client, devices, interval, mapping
 from tsfl_jax.engine.program_spec import ProgramSpec
-from tsfl_jax.experiment import prepare, program
+from tsfl_jax.experiment import lanes, prepare
 
 
 @settings(deadline=None, max_examples=50)
@@ -49,9 +49,10 @@ def test_a_hundred_clients_side_by_side_are_one_block():
     config = small(num_clients=100, num_intervals=1, batch_size=2, mapping="vmap")
     config.devices, config.schedule.data_size = 1, 4
     spec = ProgramSpec(batch_size=2, passes=1, mapping="vmap", block=100, longest=4)
-    arrays = program.make_arrays(prepare.prepare(config), devices.make_mesh(1, 100))
-    inputs = jax.tree.map(lambda a: a[0], arrays.inputs)
-    clients = interval.participants(arrays.problem, inputs)
+    _, arrays = lanes.single(prepare.prepare(config), devices.make_mesh(1, 100))
+    *_, problem, inputs = lanes.arguments_of_run(arrays, 1)
+    inputs = jax.tree.map(lambda a: a[0], inputs)
+    clients = interval.participants(problem, inputs)
     on_device = mapping.device_clients(
         spec, clients, inputs.assigned, jnp.ones(100) / 100
     )

@@ -302,8 +302,8 @@ def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old(folder, monkeypat
 
 
 def test_a_save_waits_until_the_last_one_is_amortized():
-    assert checkpoint.Written().due(0.0)
-    written = checkpoint.Written(at=100.0, cost=0.2)  # 2 % of 10 s
+    assert checkpoint.LastSave().due(0.0)
+    written = checkpoint.LastSave(at=100.0, cost=0.2)  # 2 % of 10 s
     assert not written.due(109.9) and written.due(110.1)
-    slow = checkpoint.Written(at=100.0, cost=1000.0)
+    slow = checkpoint.LastSave(at=100.0, cost=1000.0)
     assert not slow.due(390.0) and slow.due(401.0)

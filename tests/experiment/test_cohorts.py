@@ -8,7 +8,7 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import memory, prepare, runner, splits, workload
+from tsfl_jax.experiment import lanes, memory, prepare, runner, splits, workload
 from tsfl_jax.report import files, runs
 from tsfl_jax.timeline import FRAMEWORKS
 from tsfl_jax.timeline.cohort import SAMPLERS
@@ -54,16 +54,17 @@ def test_only_those_who_ever_work_are_on_the_device():
     exp = runner.build(config_of(num_clients=100_000, algorithm="scaffold"))
     times = exp.prepared.workload.schedule
     drawn = np.unique(times.client[times.tau > 0])
-    problem, inputs = exp.arrays.problem, exp.arrays.inputs
+    arguments = lanes.arguments_of_run(exp.arrays, len(times.tau))
+    state, _, _, problem, inputs = arguments
     np.testing.assert_array_equal(problem.client, drawn)
     assert problem.rows.shape == (len(drawn), exp.prepared.partition.capacity.max())
     there = times.tau > 0
     np.testing.assert_array_equal(drawn[inputs.client[:4]][there], times.client[there])
-    assert exp.arrays.start.server.size.shape == drawn.shape
+    assert state.server.size.shape == drawn.shape
     sizes = [n for a in jax.tree.leaves(exp.arrays) for n in np.shape(a)]
     assert 100_000 not in sizes
     rows = memory.estimate(exp.prepared, 1, 1)
-    own = exp.arrays.start.server.own
+    own = state.server.own
     personal = sum(leaf.nbytes for leaf in jax.tree.leaves(own)) + 4 * len(drawn)
     assert rows["personal state"] == personal
     assert "personal state" not in memory.estimate(prepare.prepare(config_of()), 1, 1)

@@ -254,8 +254,9 @@ def test_damaged_lanes_are_left_out(whole, tmp_path, damage):
     path.parent.mkdir()
     report.write_arrays(path, lane | {"lane": np.array("a")})
     notices = []
-    found = sweep_folder.finished_lanes(tmp_path, ["a"], notices.append)
-    assert set(found["a"]) == names and not notices
+    found = sweep_folder.finished_run(tmp_path, "a", notices.append)
+    assert set(found) == names and not notices
     damage(path)
-    assert sweep_folder.finished_lanes(tmp_path, ["a", "b"], notices.append) == {}
+    for name in "ab":
+        assert sweep_folder.finished_run(tmp_path, name, notices.append) is None
     assert len(notices) == 1 and "runs again" in notices[0]

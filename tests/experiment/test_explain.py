@@ -14,8 +14,8 @@ from tests.launches import ROOT
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import backend, explain, memory, prepare, program
-from tsfl_jax.report import style, timeline
+from tsfl_jax.experiment import backend, explain, lanes, memory, prepare
+from tsfl_jax.report import gantt, style
 from tsfl_jax.timeline import (
     FRAMEWORKS,
     asynchronous,
@@ -292,9 +292,8 @@ def test_samples_of_single_steps():
 def test_stacked_models_are_counted_and_the_compiler_is_asked():
     known, prepared, mesh = explained(algorithm="median", devices=1)
     assert known.memory["stacked models"] == 8 * known.memory["global model"]
-    arrays = program.make_arrays(prepared, mesh)
-    compiled = program.make_program([prepared], mesh).compile(arrays)
-    seen = compiled.memory()
+    program, arrays = lanes.single(prepared, mesh)
+    seen = program.compile(arrays).memory()
     assert min(seen.values()) > 0
     rows = ("training samples", "test samples", "index table", "global model")
     assert seen["arguments"] >= sum(known.memory[row] for row in rows)
@@ -366,7 +365,7 @@ def test_text_and_figure(name, tmp_path):
         schedule__dropout=0.2,
         num_clients=7,
     )
-    chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
+    chart = gantt.gantt(known.timeline, gantt.window(known.timeline))
     words = explain.text(known)
     for line in (words + "\n" + chart).splitlines():
         assert len(line) <= 100 and line == line.rstrip()
@@ -380,7 +379,7 @@ def test_text_and_figure(name, tmp_path):
 
 def test_many_clients_are_thinned_out():
     known, _, _ = explained(num_clients=45, schedule__data_size=20)
-    chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
+    chart = gantt.gantt(known.timeline, gantt.window(known.timeline))
     assert chart.count("client") == 20 and "client 44" in chart
     assert max(map(len, chart.splitlines())) <= 100
 
@@ -424,6 +423,6 @@ def test_the_window_shows_the_first_task_of_most_clients():
     fleet = fleet_of([1.0] * 9 + [100.0])
     trace, tasks = FRAMEWORKS["afl"].simulate(fleet, horizon=300, iterations=1)
     found = list(segments.segments(tasks, fleet, 300.0))
-    line = timeline.Timeline(found, tasks, trace.time, {}, 1, True, {})
-    assert timeline.window(line) == pytest.approx(1.5 * (1 + 0.1 * 99))
-    assert not math.isinf(timeline.window(line))
+    line = gantt.Timeline(found, tasks, trace.time, {}, 1, True, {})
+    assert gantt.window(line) == pytest.approx(1.5 * (1 + 0.1 * 99))
+    assert not math.isinf(gantt.window(line))

@@ -155,7 +155,7 @@ def test_lanes_of_different_work_share_a_chunk():
     first, second = map(call_length.chunk_of, several)
     assert first > second
     group = lanes.make_group(several, backend.start_jax(settings))
-    inputs = lanes.make_lanes(group, several, 2).inputs
-    filled = 1009 + first - 1
+    inputs = lanes.make_arrays(group, several).inputs
+    filled = 1009 + second - 1
     assert inputs.tau.shape == (2, filled, 4) and inputs.interval.shape == (filled,)
     assert (inputs.assigned[:, 1009:] == 4).all()

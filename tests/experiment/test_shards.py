@@ -119,13 +119,13 @@ def test_locks(tmp_path):
 def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
     whole, folder, trained = tmp_path / "whole", tmp_path / "shards", []
     tsfl_jax.sweep(small(), POINTS, workdir=whole, runs_per_call=1)
-    make = lanes.make_lanes
+    make = lanes.make_arrays
 
     def counted(group, several, count):
         trained.append(len(several))
         return make(group, several, count)
 
-    monkeypatch.setattr(lanes, "make_lanes", counted)
+    monkeypatch.setattr(lanes, "make_arrays", counted)
     options = {"workdir": folder, "runs_per_call": 1}
     with pytest.raises(UserError, match="not the folder of a sweep"):
         shards.collect(small(), POINTS, workdir=folder)

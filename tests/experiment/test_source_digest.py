@@ -177,7 +177,7 @@ def test_a_run_with_a_changed_rule_or_of_another_version_is_refused(
     assert "\n" not in text and "own aggregator: " in text
     assert "choose another --workdir" in text
     monkeypatch.setattr("tsfl_jax.experiment.identity._VERSION", 1)
-    with pytest.raises(UserError, match="identity version: 3 → 1.*another --workdir"):
+    with pytest.raises(UserError, match="identity version: 4 → 1.*another --workdir"):
         tsfl_jax.simulate(small(), aggregator=thing("rule"), workdir=tmp_path)
 
 

@@ -136,12 +136,22 @@ def test_slips_are_answered_in_one_line(text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_recorded_is_the_same_in_all_lanes():
+def test_what_all_runs_of_a_sweep_share_is_not_swept():
+    with pytest.raises(UserError, match="devices: all runs of a sweep share it"):
+        tsfl_jax.sweep(small(), {"devices": [1, 2]})
+
+
+@pytest.mark.slow
+def test_a_history_has_what_all_runs_measure(tmp_path):
     config = grid.changed(small(algorithm="fedavg"), {"data.validation": 20})
-    with pytest.raises(UserError, match="measure_regret: it is recorded for all"):
-        tsfl_jax.sweep(config, {"measure_regret": [True, False]})
-    with pytest.raises(UserError, match="devices: all runs are on the same"):
-        tsfl_jax.sweep(config, {"devices": [1, 2]})
+    swept = {"measure_regret": [True, False]}
+    result = tsfl_jax.sweep(config, swept, workdir=tmp_path)
+    assert not {*result.history} & {*scan.REGRET}
+    assert np.isfinite(result.rows[0]["mean_regret"])
+    assert "mean_regret" not in result.rows[1]
+    stream = io.StringIO()
+    sweeps.run(config, swept, workdir=tmp_path, stream=stream)
+    assert "2 runs were finished already" in stream.getvalue()
 
 
 def test_a_lane_that_cannot_work_is_named():
@@ -335,13 +345,13 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(
     kept[3].write_bytes(swapped[0])
     kept[2].write_bytes(swapped[1])
     trained = []
-    make = lanes.make_lanes
+    make = lanes.make_arrays
 
     def counted(group, several, count):
         trained.append(len(several))
         return make(group, several, count)
 
-    monkeypatch.setattr(lanes, "make_lanes", counted)
+    monkeypatch.setattr(lanes, "make_arrays", counted)
     resumed = sweeps.run(small(), SWEPT, **options)
     assert sum(trained) == 4 + 4
     assert sum("runs again" in text for text in caplog.messages) == 4
@@ -401,7 +411,7 @@ def test_memory_decides_how_many_lanes_run_side_by_side(monkeypatch):
     counts = []
     for limit in (2**20, 2**24, 2**36):
         monkeypatch.setattr(jax, "devices", lambda limit=limit: [Card(limit)])
-        counts.append(lanes.lanes_of_call(group))
+        counts.append(lanes.runs_per_call(group))
         monkeypatch.undo()
     assert counts[0] >= 1 and counts == sorted(counts) and counts[-1] == 6
 

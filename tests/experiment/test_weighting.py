@@ -19,7 +19,7 @@ GOAL = SIZE @ VALUE / SIZE.sum()
 
 def mean_update(chosen, sampler, several, chance=1.0):
     """Σ_S P(S) Σ_{i ∈ S} ρ_i Δ_i of [(S, P(S))], with the sampler's own π."""
-    everyone = crowd.make_crowd(6, 0, held=SIZE)
+    everyone = crowd.make_crowd(6, 0, num_samples=SIZE)
     settings = cohort.CohortConfig(size=2, sampler=sampler, groups=2)
     cohorts = cohort.make_cohorts(everyone, settings)
     client = np.array([ids for ids, _ in several])

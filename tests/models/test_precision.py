@@ -58,9 +58,8 @@ def test_statistics_of_batches_stay_float32():
     lower = with_precision(model, "bfloat16")
     mask = jax.ShapeDtypeStruct((2,), bool)
     _, changed = jax.eval_shape(lower.train, shapes, x, mask, KEY)
-    assert jax.tree.map(lambda a: a.dtype, changed) == jax.tree.map(
-        lambda a: a.dtype, shapes
-    )
+    kinds, expected = (jax.tree.map(lambda a: a.dtype, t) for t in (changed, shapes))
+    assert kinds == expected
 
 
 def products(function, *arguments):
@@ -79,7 +78,7 @@ def of_run(config):
     return products(run, *arguments)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedat", "scaffold", "oracle"])
+@pytest.mark.parametrize("name", ["fedavg", "oracle"])
 def test_aggregation_in_ones_own_loop_is_in_float32(name):
     rule, params = tsfl_jax.AGGREGATORS[name], {"w": jnp.ones((3, 2))}
     state = tsfl_jax.init_rule(rule, params, num_clients=4, size=[1] * 4)
@@ -91,13 +90,11 @@ def test_aggregation_in_ones_own_loop_is_in_float32(name):
     assert set(products(aggregate, {"w": jnp.ones((4, 3, 2))})) == {("f32", "HIGHEST")}
 
 
-@pytest.mark.parametrize(
-    "convolution", [pytest.param(c, marks=pytest.mark.slow) for c in ("fast", "slices")]
-)
-def test_products_are_what_the_setting_says_on_every_device(convolution):
+@pytest.mark.slow
+def test_products_are_what_the_setting_says_on_every_device():
     """A GPU takes TF32 for products that do not say more: float32 has to be said."""
     config = tsfl_jax.Config(num_intervals=2, num_clients=4, batch_size=8)
-    config.algorithm, config.convolution = "dms_adaptive", convolution
+    config.algorithm, config.convolution = "dms_adaptive", "fast"
     config.data.name, config.model.name = "synthetic", "mnist_cnn"
     config.data.validation, config.schedule.data_size = 8, 16
     full = of_run(config)
@@ -113,20 +110,7 @@ def test_products_are_what_the_setting_says_on_every_device(convolution):
 
 
 @pytest.mark.slow
-def test_a_run_in_bfloat16():
-    settings = {"algorithm": "fedavg", "num_intervals": 2}
-    expected = tsfl_jax.simulate(small(**settings))
-    found = tsfl_jax.simulate(small(**settings, precision="bfloat16"))
-    assert found.history["test_loss"][-1] != expected.history["test_loss"][-1]
-    np.testing.assert_allclose(
-        found.history["test_loss"], expected.history["test_loss"], rtol=0.05
-    )
-    assert {a.dtype for a in jax.tree.leaves(found.params)} == {np.dtype("float32")}
-
-
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=pytest.mark.slow) for m in ("bounds", "quotient")]
-)
+@pytest.mark.parametrize("method", ["bounds", "quotient"])
 def test_estimates_of_a_short_step_are_those_of_float32(method):
     """A step of 3e-4 ‖g‖ vanishes in bfloat16's 8 bits: L was ten times too small."""
     config = small(algorithm="dms", lr=3e-4, num_intervals=1)

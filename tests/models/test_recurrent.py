@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.models.numerics import close
 from tsfl_jax.models import flop, networks, replay
 
 
-class Own(nn.Module):
+class Recurrent(nn.Module):
     cell: type = nn.LSTMCell
     options: tuple = ()
     dtype: type = jnp.float32
@@ -21,14 +22,6 @@ class Own(nn.Module):
         for _ in range(2):
             x = nn.RNN(self.cell(6, param_dtype=self.dtype), **dict(self.options))(x)
         return nn.Dense(5, param_dtype=self.dtype)(x[:, -1])
-
-
-def close(found, wanted):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, 0, 1e-12 * np.abs(b).max()),
-        found,
-        wanted,
-    )
 
 
 def loss_and_variables(module):
@@ -42,27 +35,23 @@ def loss_and_variables(module):
     [
         (nn.GRUCell, {"reverse": True}),
         pytest.param(nn.OptimizedLSTMCell, {"unroll": 3}, marks=pytest.mark.slow),
-        pytest.param(nn.LSTMCell, {}, marks=pytest.mark.slow),
-        pytest.param(nn.LSTMCell, {"reverse": True}, marks=pytest.mark.slow),
     ],
 )
 def test_values_and_derivatives_equal_those_of_jax(cell, options):
     with jax.enable_x64(True):
-        module = Own(cell, tuple(options.items()), jnp.float64)
+        module = Recurrent(cell, tuple(options.items()), jnp.float64)
         loss, variables = loss_and_variables(module)
         replayed = replay._replayed(loss, "fast")
-        several = jax.tree.map(lambda w: jnp.stack([w, 2 * w]), variables)
+        stacked = jax.tree.map(lambda w: jnp.stack([w, 2 * w]), variables)
 
-        def found(loss):
-            def both(
-                v,
-            ):  # the derivative of a derivative goes forward, as in `estimates`
+        def outcome(loss):
+            def both(v):  # as in `estimates`, forward through a derivative
                 value, gradient = jax.value_and_grad(loss)(v)
                 return value, gradient, jax.jvp(jax.grad(loss), (v,), (v,))[1]
 
-            return jax.jit(jax.vmap(both))(several)
+            return jax.jit(jax.vmap(both))(stacked)
 
-        close(found(replayed), found(loss))
+        close(outcome(replayed), outcome(loss))
 
 
 def test_a_loop_that_uses_a_weight_in_other_ways_too():
@@ -80,21 +69,22 @@ def test_a_loop_that_uses_a_weight_in_other_ways_too():
 
     with jax.enable_x64(True):
         rng = np.random.default_rng(1)
-        given = (
-            jnp.asarray(rng.normal(size=(4, 4))) / 4,
-            jnp.asarray(rng.normal(size=(5, 2, 4))),
+        weight = jnp.asarray(rng.normal(size=(4, 4))) / 4
+        x = jnp.asarray(rng.normal(size=(5, 2, 4)))
+        ours, theirs = (
+            jax.jit(jax.value_and_grad(f, (0, 1)))(weight, x)
+            for f in (replay._replayed(loss, "fast"), loss)
         )
-        replayed = replay._replayed(loss, "fast")
-        close(replayed(*given), loss(*given))
-        close(jax.grad(replayed, (0, 1))(*given), jax.grad(loss, (0, 1))(*given))
+        close(ours, theirs)
 
 
 def test_predictions_have_derivatives_forward():
     """As before they were replayed: nothing of them is made after the loop."""
-    model = networks.from_flax(Own(nn.SimpleCell))
+    model = networks.from_flax(Recurrent(nn.SimpleCell))
     x = jnp.zeros((3, 7), jnp.int32)
     variables = model.init(jax.random.key(0), x)
     shapes = jax.eval_shape(lambda: (variables, x))
+    assert replay.replay(model, "lax", *shapes) == (model, ())
     replayed, _ = replay.replay(model, "fast", *shapes)
     assert replayed.predict is not model.predict
 
@@ -119,7 +109,7 @@ def carried(jaxpr):
 
 
 def test_no_gradient_of_a_weight_is_added_up_in_the_loop():
-    loss, variables = loss_and_variables(Own())
+    loss, variables = loss_and_variables(Recurrent())
     kernels = {w.shape for w in jax.tree.leaves(variables) if w.ndim == 2}
 
     def within(loss):
@@ -127,8 +117,3 @@ def test_no_gradient_of_a_weight_is_added_up_in_the_loop():
 
     assert within(loss) >= {(6, 6)}
     assert not within(replay._replayed(loss, "fast"))
-
-
-def test_lax_leaves_the_loop_alone():
-    model, x = networks.from_flax(Own()), jax.ShapeDtypeStruct((3, 7), jnp.int32)
-    assert replay.replay(model, "lax", {}, x) == (model, ())

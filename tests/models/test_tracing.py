@@ -17,8 +17,6 @@ from tsfl_jax.types import UserError
 
 TRAINING = ["train", "training", "is_training", "is_train", "training_mode"]
 TESTS = ["deterministic", "use_running_average", "eval", "is_eval", "inference_mode"]
-TESTS += ["testing"]
-SWITCHES = [(name, True) for name in TRAINING] + [(name, False) for name in TESTS]
 X, MASK = jnp.ones((3, 5)) * jnp.arange(1.0, 6), jnp.ones(3, bool)
 
 
@@ -53,76 +51,68 @@ class Layers(nnx.Module):
         return self.head(x)
 
 
-def made(text, base):
-    """A class with what the text defines in it."""
-    names = {"nn": nn, "Body": Body, "base": base}
-    exec(f"class Net(base):\n{text}", names)  # noqa: S102
-    return names["Net"]
+def linen(call, **fields):
+    """A linen module from (module, x) -> outputs, with switches as fields."""
+    kinds = {"__annotations__": dict.fromkeys(fields, bool)}
+    return type("Net", (nn.Module,), kinds | fields | {"__call__": nn.compact(call)})()
 
 
-def linen_of(signature, on, fields=""):
-    """A linen module with that signature."""
-    body = f"    def __call__({signature}):\n        return Body()(x, {on})\n"
-    return made(f"{fields}    @nn.compact\n{body}", nn.Module)()
+def layers(call, **attributes):
+    """The same of nnx."""
+
+    def make(rngs):
+        network = type("Net", (Layers,), {"__call__": call})(rngs)
+        vars(network).update(attributes)
+        return network
+
+    return make
 
 
-def nnx_of(signature, on, start=""):
-    """A function that makes an nnx module with that signature."""
-    body = f"    def __call__({signature}):\n        return self.run(x, {on})\n"
-    init = f"    def __init__(self, rngs):\n        base.__init__(self, rngs)\n{start}"
-    kind = made(f"{init}{body}", Layers)
-    return lambda rngs: kind(rngs)
+def named(switch):
+    """A linen module with an argument of that name."""
+    on = switch if switch in TRAINING else f"not {switch}"
+    return linen(eval(f"lambda self, x, *, {switch}: Body()(x, {on})", {"Body": Body}))
 
 
-FORMS = {
-    "keyword": lambda name, on: linen_of(f"self, x, *, {name}", on),
-    "position": lambda name, on: linen_of(f"self, x, {name}, /", on),
-    "default": lambda name, on: linen_of(f"self, x, {name}=False", on),
-    "field": lambda name, on: linen_of(
-        "self, x", on.replace(name, f"self.{name}"), f"    {name}: bool = False\n"
+# Every name as an argument; one of them in other forms.
+SWITCHED = {name: named(name) for name in (*TRAINING, *TESTS, "testing")} | {
+    "by position": linen(lambda self, x, eval, /: Body()(x, not eval)),
+    "with a default": linen(lambda self, x, eval=False: Body()(x, not eval)),
+    "a field": linen(lambda self, x: Body()(x, not self.eval), eval=False),
+    "swallowed": linen(lambda self, x, **more: Body()(x, not more["eval"])),
+    "passed on": Wrapped(named("eval")),
+    "nnx": layers(lambda self, x, eval: self.run(x, not eval)),
+    "nnx attribute": layers(lambda self, x: self.run(x, not self.eval), eval=False),
+}
+IDLE = {
+    "another name": linen(lambda self, x, active=False: Body()(x, active)),
+    "by position": linen(lambda self, x, *more: Body()(x, bool(more))),
+    "nowhere": linen(lambda self, x: Body()(x, False)),
+    "behind another": linen(
+        lambda self, x, scale=None, train=False, /: Body()(x, bool(scale))
     ),
-    "swallowed": lambda name, on: linen_of(
-        "self, x, **more", on.replace(name, f"more['{name}']")
-    ),
-    "passed on": lambda name, on: Wrapped(linen_of(f"self, x, {name}", on)),
-    "nnx": lambda name, on: nnx_of(f"self, x, {name}", on),
-    "nnx attribute": lambda name, on: nnx_of(
-        "self, x", on.replace(name, f"self.{name}"), f"        self.{name} = False\n"
-    ),
+    "nnx": layers(lambda self, x, active=False: self.run(x, active)),
 }
 
 
-# Every name as one module's and one function's argument; one of them in other forms.
-CASES = [
-    (form, *switch)
-    for form in FORMS
-    for switch in SWITCHES
-    if form in ("keyword", "nnx") or switch[0] == "deterministic"
-]
+@pytest.mark.parametrize("model", SWITCHED.values(), ids=SWITCHED)
+def test_every_name_of_the_switch(model):
+    """Training draws random numbers and moves statistics: there is no note."""
+    *_, notes = tracing.trace(networks.from_flax(model), (5,), np.float32)
+    assert notes == ()
 
 
-@pytest.mark.parametrize(("form", "name", "positive"), CASES)
-def test_every_name_of_the_switch(form, name, positive):
-    model = networks.from_flax(FORMS[form](name, name if positive else f"(not {name})"))
-    variables = model.init(jax.random.key(0), X)
-    drawn = [model.train(variables, X, MASK, jax.random.key(i)) for i in (1, 1, 2)]
+@pytest.mark.parametrize("form", ["train", "nnx"])
+def test_training_draws_by_key_and_moves_statistics(form):
+    model = networks.from_flax(SWITCHED[form])
+    variables, train = model.init(jax.random.key(0), X), jax.jit(model.train)
+    drawn = [train(variables, X, MASK, jax.random.key(i)) for i in (1, 1, 2)]
     np.testing.assert_array_equal(drawn[0][0], drawn[1][0])
     assert (drawn[0][0] != drawn[2][0]).any()
     (moved,) = [n for n in variables if n != "params"]
     old, new = (jax.tree.leaves(v[moved]) for v in (variables, drawn[0][1]))
     assert all((a != b).any() for a, b in zip(old, new, strict=True))
     assert np.isfinite(model.predict(variables, X)).all()
-    *_, notes = tracing.trace(model, (5,), np.float32)
-    assert notes == ()
-
-
-IDLE = {
-    "another name": linen_of("self, x, active=False", "active"),
-    "by position": linen_of("self, x, *more", "bool(more)"),
-    "nowhere": linen_of("self, x", "False"),
-    "behind another": linen_of("self, x, scale=None, train=False, /", "bool(scale)"),
-    "nnx": nnx_of("self, x, active=False", "active"),
-}
 
 
 @pytest.mark.parametrize("model", IDLE.values(), ids=IDLE)
@@ -152,11 +142,6 @@ def test_random_streams_of_any_name_have_keys_of_their_own():
     assert tracing.trace(model, (5,), np.float32)[2] == ()
 
 
-def linen(call):
-    """A linen module from (module, x) -> outputs."""
-    return type("Net", (nn.Module,), {"__call__": nn.compact(call)})()
-
-
 def weight(dtype):
     """A module with a parameter of that dtype besides others."""
 
@@ -172,6 +157,11 @@ def sown(self, x):
     return nn.Dense(3)(x)
 
 
+def nnx_sown(self, x):
+    self.sow(nnx.Variable, "losses", x.sum())
+    return self.head(x)
+
+
 def untraceable(self, x):
     return jax.lax.while_loop(lambda c: c.sum() < 5, lambda c: c + 1, nn.Dense(3)(x))
 
@@ -180,47 +170,17 @@ def always(self, x):
     return nn.Dense(3)(nn.Dropout(0.5, deterministic=False)(x))
 
 
-class Integers(Layers):
-    """An integer nnx.Param."""
-
-    def __init__(self, rngs):
-        super().__init__(rngs)
-        self.count = nnx.Param(jnp.zeros((), int))
-
-    def __call__(self, x):
-        return self.run(x, True)
-
-
-class Always(Layers):
-    """In tests, too."""
-
-    def __call__(self, x):
-        return self.run(x, True)
-
-
-class WithoutRngs(Layers):
-    """Dropout that has no random stream."""
-
-    def __call__(self, x):
-        return self.head(nnx.Dropout(0.5)(x))
-
-
-class Sown(Layers):
-    """Collects a loss that no one adds."""
-
-    def __call__(self, x):
-        self.sow(nnx.Variable, "losses", x.sum())
-        return self.head(x)
-
-
 # A module, and words of the one line about it.
 REFUSED = {
-    "complex": (weight(jnp.complex64), "parameter w is complex64; expected float32"),
-    "integer": (weight(jnp.int32), "parameter w is int32"),
-    "bool": (weight(bool), "parameter w is bool"),
-    "half": (weight(jnp.float16), "parameter w is float16"),
-    "nnx integer": (lambda rngs: Integers(rngs), "parameter count is int32"),
-    "no parameters": (linen(lambda self, x: x[:, :3]), "missing; expected float32"),
+    "complex": (
+        weight(jnp.complex64),
+        "makes complex64[3] of the variable w; exp",
+    ),
+    "integer": (
+        weight(jnp.int32),
+        "int32[3] of the variable w; expected float32",
+    ),
+    "no parameters": (linen(lambda self, x: x[:, :3]), "expected float32"),
     "a tuple": (linen(lambda self, x: (nn.Dense(3)(x), x)), "training gives tuple"),
     "integers": (
         linen(lambda self, x: nn.Dense(3)(x).astype(int)),
@@ -234,27 +194,21 @@ REFUSED = {
         linen(lambda self, x: nn.Dense(3)(x.reshape(-1, 28))),
         "initialization fails (TypeError: cannot reshape",
     ),
-    "argument": (
-        linen(lambda self, x, y: y),
-        "<lambda>() missing 1 req",
-    ),
     "sow": (linen(sown), "training makes float32[] of the variable losses/l2/1"),
-    "nnx sow": (lambda rngs: Sown(rngs), "of the variable state/losses"),
+    "nnx sow": (layers(nnx_sown), "of the variable state/losses"),
     "no gradient": (linen(untraceable), "training fails (ValueError: Reverse-mode"),
     "dropout in tests": (linen(always), "a test fails (InvalidRngError: Dropout_0"),
-    "nnx in tests": (lambda rngs: Always(rngs), "it draws random numbers or changes"),
-    "nnx rngs": (lambda rngs: WithoutRngs(rngs), "training fails (ValueError: `determ"),
+    "nnx in tests": (layers(lambda self, x: self.run(x, True)), "it draws random num"),
     "model": (tsfl_jax.Model(lambda key, x: None, len, len), "model=Model: "),
 }
+CONFIG = replace(Config(num_clients=2, batch_size=8), {"schedule.data_size": 16})
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of nnx.Module.sow
 @pytest.mark.parametrize(("model", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_trained_is_one_line(model, words):
-    config = Config(num_intervals=1, num_clients=2, batch_size=8)
-    config.schedule.data_size = 16
     with pytest.raises(UserError) as error:
-        prepare.prepare(config, model=model, dataset=problems.dataset())
+        prepare.prepare(CONFIG, model=model, dataset=problems.dataset())
     message = str(error.value)
     assert words in message and "\n" not in message and "expected" in message
     assert message.startswith("model=")
@@ -278,53 +232,46 @@ def test_what_a_module_sows_for_looking_at_is_no_variable():
     assert set(state) == {"norm"} and hasattr(used, "input")
 
 
+class WithLoss(nn.Module):
+    """A loss of its own, without a gradient."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+    def loss(self, outputs, labels):
+        return outputs.argmax(-1) != labels
+
+
 @pytest.mark.parametrize(
-    ("loss", "words"),
+    ("parts", "words"),
     [
-        (lambda o, y: o.argmax(-1) != y, "loss gives bool, without a gradient"),
-        (lambda o, y: o[:, 0] * 1j, "loss gives complex64"),
-        (lambda o: o[:, 0], "loss fails (TypeError"),
+        ({"model": WithLoss()}, r"loss gives bool\[3\] for 3 .* a float"),
+        ({"loss": lambda o, y: o[:, 0] * 1j}, "loss gives complex64"),
+        ({"loss": lambda o: o[:, 0]}, r"loss fails \(TypeError"),
+        ({"metrics": {"m": lambda o, y: o[:, :2]}}, r"gives float32\[3, 2\] for"),
+        ({"metrics": {"m": lambda o, y: (o[:, 0], o)}}, "or a tuple of values and wei"),
+        ({"metrics": {"top 3": max}}, "metrics={'top 3'.*identifiers like"),
     ],
 )
-@pytest.mark.parametrize("method", [False, True])
-def test_losses_that_cannot_be_minimized(loss, words, method):
-    parts = {"model": nn.Dense(3), "loss": loss}
-    if method:
-        own = {"__call__": nn.compact(lambda self, x: nn.Dense(3)(x))}
-        own["loss"] = lambda self, *given: loss(*given)
-        parts = {"model": type("Net", (nn.Module,), own)()}
-    config = replace(Config(num_clients=2, batch_size=8), {"schedule.data_size": 16})
-    with pytest.raises(UserError, match=words.replace("(", r"\(")):
-        prepare.prepare(config, dataset=problems.dataset(), **parts)
-
-
-SGD = "momentum=0.5 has no effect: optimizer= does not read it"
-OPTIMIZERS = {
-    "reads": (lambda h: optax.sgd(h.lr, h.momentum), {"momentum": 0.5}, ()),
-    "not": (lambda h: optax.sgd(h.lr), {"momentum": 0.5}, (SGD,)),
-    "clips": (
-        lambda h: optax.chain(optax.clip_by_global_norm(h.clip_norm), optax.sgd(h.lr)),
-        {"clip_norm": 1.0, "lr_schedule": "cosine"},
-        (),
-    ),
-    "made": (
-        optax.sgd(0.1),
-        {"lr": 0.5},
-        ("lr=0.5 has no effect: optimizer= does not read it",),
-    ),
-    "rule": (optax.sgd(0.1), {"lr": 0.5, "algorithm": "dms"}, ()),
-    "default": (optax.adam(0.1), {}, ()),
-}
+def test_losses_and_metrics_that_give_no_number_per_sample(parts, words):
+    with pytest.raises(UserError, match=words):
+        prepare.prepare(CONFIG, dataset=problems.dataset(), **parts)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "changes", "notes"), OPTIMIZERS.values(), ids=OPTIMIZERS
+    ("optimizer", "changes", "unread"),
+    [
+        (lambda h: optax.sgd(h.lr, h.momentum), {"momentum": 0.5}, ""),
+        (lambda h: optax.sgd(h.lr), {"momentum": 0.5}, "momentum=0.5"),
+        (optax.adam(0.1), {"lr": 0.5}, "lr=0.5"),
+        (optax.sgd(0.1), {"lr": 0.5, "algorithm": "dms"}, ""),  # the rule reads it
+        (optax.adam(0.1), {}, ""),
+    ],
 )
-def test_settings_that_an_optimizer_does_not_read_are_noted(optimizer, changes, notes):
-    config = replace(
-        Config(num_clients=2, batch_size=8),
-        {"algorithm": "fedavg", "schedule.data_size": 16} | changes,
-    )
-    data = problems.dataset()
-    found = prepare.prepare(config, dataset=data, optimizer=optimizer).notes
-    assert tuple(n for n in found if "optimizer" in n) == notes
+def test_settings_that_an_optimizer_does_not_read_are_noted(optimizer, changes, unread):
+    config = replace(CONFIG, {"algorithm": "fedavg"} | changes)
+    parts = {"dataset": problems.dataset(), "optimizer": optimizer}
+    notes = prepare.prepare(config, **parts).notes
+    note = f"{unread} has no effect: optimizer= does not read it"
+    assert [n for n in notes if "optimizer" in n] == [note] * bool(unread)

@@ -16,12 +16,7 @@ from tsfl_jax.report import files, progress
 from tsfl_jax.types import UserError
 
 
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def _strict(text):
+def strict(text):
     """JSON as other languages read it: no NaN, no Infinity."""
 
     def refuse(word):
@@ -30,46 +25,33 @@ def _strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-# Folders
-
-
 def test_new_workdirs_of_one_minute_have_different_names(tmp_path, monkeypatch):
     monkeypatch.setattr(files.time, "strftime", lambda form: "20261121-0642")
-    made = [files.new_workdir(tmp_path / "runs", "digits dms/0") for _ in range(3)]
+    paths = [files.new_workdir(tmp_path / "runs", "digits dms/0") for _ in range(3)]
     stem = "digits_dms_0-20261121-0642"
-    assert [path.name for path in made] == [stem, f"{stem}-2", f"{stem}-3"]
-    assert all(path.is_dir() for path in made)
+    assert [path.name for path in paths] == [stem, f"{stem}-2", f"{stem}-3"]
+    assert all(path.is_dir() for path in paths)
 
 
-def test_prepare_workdir_makes_parents_and_leaves_nothing_in_it(tmp_path):
+def test_a_workdir_has_parents_and_nothing_in_it_and_is_no_file(tmp_path, monkeypatch):
     path = files.prepare_workdir(str(tmp_path / "a" / "b"))
-    assert path == tmp_path / "a" / "b"
+    assert path == tmp_path / "a" / "b" == files.prepare_workdir(path)
     assert list(path.iterdir()) == []
-    assert files.prepare_workdir(path) == path
-
-
-def test_a_file_cannot_be_a_workdir(tmp_path):
     (tmp_path / "file").write_text("mine")
     for bad in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match="--workdir") as caught:
             files.prepare_workdir(bad)
-        assert str(bad) in str(caught.value)
-        assert "\n" not in str(caught.value)
+        assert str(bad) in str(caught.value) and "\n" not in str(caught.value)
         with pytest.raises(UserError):
             files.new_workdir(bad, "label")
     assert (tmp_path / "file").read_text() == "mine"
 
-
-def test_a_read_only_disk_is_reported(tmp_path, monkeypatch):
-    def refuse(self, data):
+    def refuse(dir):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(files.pathlib.Path, "write_bytes", refuse)
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
     with pytest.raises(UserError, match="Read-only"):
         files.prepare_workdir(tmp_path)
-
-
-# JSON
 
 
 def test_write_json_is_strict_and_keeps_order(tmp_path):
@@ -87,9 +69,9 @@ def test_write_json_is_strict_and_keeps_order(tmp_path):
     files.write_json(tmp_path / "x.json", value)
     text = (tmp_path / "x.json").read_text(encoding="utf-8")
     assert text.endswith("}\n")
-    found = _strict(text)
-    assert list(found) == list(value)
-    assert found == {
+    read = strict(text)
+    assert list(read) == list(value)
+    assert read == {
         "z": 0.5,
         "a": [None] * 4,
         "array": [[1, 2], [3, 4]],
@@ -100,11 +82,15 @@ def test_write_json_is_strict_and_keeps_order(tmp_path):
         "path": str(tmp_path),
         "nested": {"tuple": [1, None, "ü"]},
     }
-    assert type(found["count"]) is int
-    assert found["flag"] is True
+    assert type(read["count"]) is int and read["flag"] is True
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path):
+class _Unsavable:
+    def __array__(self, dtype=None, copy=None):
+        raise ValueError("half")
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     files.write_json(path, {"old": 1})
     with pytest.raises(TypeError):
@@ -113,24 +99,16 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
         files.write_metrics(path, [{"interval": 1}, {"interval": object()}])
     with pytest.raises(ValueError, match="half"):
         files.write_arrays(path, {"a": _Unsavable()})
-    assert json.loads(path.read_text()) == {"old": 1}
-    assert os.listdir(tmp_path) == ["x.json"]
 
-
-class _Unsavable:
-    def __array__(self, dtype=None, copy=None):
-        raise ValueError("half")
-
-
-def test_a_full_disk_is_reported_in_one_line(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    path = tmp_path / "metrics.jsonl"
     with pytest.raises(UserError, match="No space left") as caught:
         files.write_metrics(path, [{"interval": 1}])
     assert str(path) in str(caught.value)
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert os.listdir(tmp_path) == ["x.json"]
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path):
@@ -144,9 +122,6 @@ def test_a_link_is_replaced_and_not_followed(tmp_path):
     assert not (tmp_path / "gone").exists()
 
 
-# Metrics and arrays
-
-
 def test_metrics_round_trip(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [
@@ -155,15 +130,10 @@ def test_metrics_round_trip(tmp_path):
     ]
     files.write_metrics(path, rows)
     assert files.read_metrics(path) == rows
-    assert [list(_strict(line)) for line in path.read_text().splitlines()] == [
-        list(row) for row in rows
-    ]
+    lines = path.read_text().splitlines()
+    assert [list(strict(line)) for line in lines] == [list(row) for row in rows]
     files.write_metrics(path, [])
     assert files.read_metrics(path) == []
-
-
-def test_a_broken_line_in_the_middle_is_reported(tmp_path):
-    path = tmp_path / "metrics.jsonl"
     path.write_text('{"interval": 1}\n{"inter\n{"interval": 3}\n')
     with pytest.raises(UserError, match="line 2"):
         files.read_metrics(path)
@@ -171,32 +141,25 @@ def test_a_broken_line_in_the_middle_is_reported(tmp_path):
         files.read_metrics(tmp_path / "nowhere")
 
 
-def test_clients_and_arrays_round_trip(tmp_path):
-    rng = np.random.default_rng(0)
-    tau = rng.integers(0, 9, (4, 3), np.int32)
-    rho = rng.random((4, 3), np.float32)
-    arrays = {"tau": tau, "size": tau + 5, "rho": rho, "selected": rho > 0.5}
-    files.write_arrays(tmp_path / "clients.npz", arrays, compress=True)
-    with np.load(tmp_path / "clients.npz") as found:
-        assert set(found) == set(arrays)
+def test_arrays_round_trip(tmp_path):
+    rho = np.random.default_rng(0).random((4, 3), np.float32)
+    arrays = {"rho": rho, "selected": rho > 0.5, "params/Dense_0/kernel": rho[:1]}
+    for compress in (False, True):
+        files.write_arrays(tmp_path / "a.npz", arrays, compress=compress)
+        read = files.read_arrays(tmp_path / "a.npz")
+        assert list(read) == list(arrays) and read["rho"].dtype == np.float32
         for name, array in arrays.items():
-            np.testing.assert_array_equal(found[name], array)
-        assert found["rho"].dtype == np.float32
-    files.write_arrays(tmp_path / "model.npz", {"params/Dense_0/kernel": rho})
-    with np.load(tmp_path / "model.npz") as found:
-        np.testing.assert_array_equal(found["params/Dense_0/kernel"], rho)
-    assert sorted(os.listdir(tmp_path)) == ["clients.npz", "model.npz"]
+            np.testing.assert_array_equal(read[name], array)
+    assert os.listdir(tmp_path) == ["a.npz"]
 
 
-def test_versions_name_the_packages():
-    found = files.versions()
-    assert found["jax"] == importlib.metadata.version("jax")
-    assert set(found) >= {"python", "jaxlib", "flax", "optax", "numpy", "tsfl_jax"}
-    commit = found["git_commit"]
+def test_versions_name_the_packages_and_do_without_git(monkeypatch):
+    versions = files.versions()
+    assert versions["jax"] == importlib.metadata.version("jax")
+    assert set(versions) >= {"python", "jaxlib", "flax", "optax", "numpy", "tsfl_jax"}
+    commit = versions["git_commit"]
     assert commit is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit)
 
-
-def test_versions_do_without_git(monkeypatch):
     def missing(*args, **kwargs):
         raise FileNotFoundError("git")
 
@@ -204,10 +167,18 @@ def test_versions_do_without_git(monkeypatch):
     assert files.versions()["git_commit"] is None
 
 
-# Text for a person
+def test_tables_have_empty_cells_for_what_is_missing_and_keep_bars(tmp_path):
+    path = tmp_path / "x.csv"
+    files.write_csv(path, [{"a": 1, "b": None}, {"a": 2, "c": 0.1}])
+    assert path.read_text() == "a,b,c\n1,,\n2,,0.1\n"
+    columns = {"i": [1, 2], "x": np.array([0.1, np.inf], np.float32)}
+    files.write_csv(path, pandas.DataFrame(columns))
+    assert path.read_text() == "i,x\n1,0.10000000149011612\n2,\n"
+    head, _, row = files.markdown([{"weights": "by |D_i|", "%": 1}]).splitlines()
+    assert head == "| weights | % |" and row == "| by \\|D_i\\| | 1 |"
 
 
-def test_summary_text_is_aligned_and_complete():
+def test_summary_text_is_aligned_and_leaves_out_what_is_not_known():
     summary = {
         "data": "digits",
         "algorithm": "dms",
@@ -215,14 +186,14 @@ def test_summary_text_is_aligned_and_complete():
         "num_intervals": 50,
         "best_test_accuracy": 0.9412,
         "final_test_accuracy": 0.9351,
+        "final_test_loss": 0.2,
         "compile_seconds": 4.06,
         "train_seconds": 12.34,
         "samples_per_second": 18345.4,
         "num_discarded": 0,
         "diverged_at": None,
     }
-    text = progress.summary_text(summary, "runs/x")
-    assert text.splitlines() == [
+    assert progress.summary_text(summary, "runs/x").splitlines() == [
         "run            digits, dms, seed 3",
         "test accuracy  best 94.1 %, final 93.5 %",
         "intervals      50",
@@ -230,15 +201,11 @@ def test_summary_text_is_aligned_and_complete():
         "speed          18,345 samples/s",
         "files          runs/x",
     ]
-
-
-def test_summary_text_reports_trouble_and_needs_no_key():
     trouble = {"num_discarded": 4, "diverged_at": 12, "best_test_accuracy": np.nan}
-    text = progress.summary_text(trouble)
-    assert "4 client models" in text
-    assert "interval 12" in text
-    assert "nan" not in text
-    assert progress.summary_text({})
+    lines = progress.summary_text(trouble | {"final_test_loss": 0.25}).splitlines()
+    assert lines[0] == "test loss      final 0.25" and len(lines) == 3
+    assert "4 client models" in lines[1] and "interval 12" in lines[2]
+    assert progress.summary_text({}) == ""
 
 
 def test_progress_line():
@@ -250,7 +217,7 @@ def test_progress_line():
     assert progress.results_text(np.nan, np.nan) == "accuracy –, loss –"
 
 
-def test_elsewhere_every_chunk_is_a_line_and_a_resumed_run_has_its_own_speed():
+def test_elsewhere_every_call_is_a_line_and_a_resumed_run_has_its_own_speed():
     stream = io.StringIO()
     with progress.bar(stream, 50, 20) as advance:
         advance(10, 300, 5.0, "accuracy 50.0 %")
@@ -266,7 +233,8 @@ def test_elsewhere_every_chunk_is_a_line_and_a_resumed_run_has_its_own_speed():
 def test_a_terminal_has_one_bar_in_its_last_row(monkeypatch):
     monkeypatch.setenv("COLUMNS", "90")
     monkeypatch.setenv("TERM", "xterm")
-    stream = _Terminal()
+    stream = io.StringIO()
+    stream.isatty = lambda: True
     with progress.bar(stream, 50) as advance:
         advance(10, 300, 5.0, "accuracy 50.0 % (lr=[0.1])")
         progress.log(stream, "a note")
@@ -277,31 +245,13 @@ def test_a_terminal_has_one_bar_in_its_last_row(monkeypatch):
     assert text.count("\n") <= 3
 
 
-def test_an_ascii_stream_gets_question_marks():
+def test_other_streams(caplog, capsys):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     progress.log(stream, "accuracy –")
     assert stream.buffer.getvalue() == b"accuracy ?\n"
-
-
-def test_without_a_stream_only_warnings_are_passed_on(caplog, capsys):
-    with progress.bar(None, 1) as advance:
+    with progress.bar(None, 1) as advance:  # nowhere: only warnings are passed on
         advance(1, 1, 1.0, "")
     with caplog.at_level(logging.WARNING, logger="tsfl_jax"):
         progress.warn_to(None)("100 % damaged")
     assert [record.getMessage() for record in caplog.records] == ["100 % damaged"]
     assert capsys.readouterr().out == ""
-
-
-def test_a_bar_in_a_cell_of_markdown_is_no_border():
-    table = files.markdown([{"weights": "by |D_i|", "%": 1}])
-    head, _, row = table.splitlines()
-    assert head == "| weights | % |" and row == "| by \\|D_i\\| | 1 |"
-
-
-def test_a_table_has_empty_cells_for_what_is_missing(tmp_path):
-    rows = [{"a": 1, "b": None}, {"a": 2, "c": 0.1}]
-    files.write_csv(tmp_path / "x.csv", rows)
-    assert (tmp_path / "x.csv").read_text() == "a,b,c\n1,,\n2,,0.1\n"
-    columns = {"i": [1, 2], "x": np.array([0.1, np.inf], np.float32)}
-    files.write_csv(tmp_path / "x.csv", pandas.DataFrame(columns))
-    assert (tmp_path / "x.csv").read_text() == "i,x\n1,0.10000000149011612\n2,\n"

@@ -1,9 +1,11 @@
 """The report of runs, sweeps and studies: whole, escaped, and equal to their files."""
 
+import dataclasses
 import html.parser
 import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 
@@ -12,7 +14,8 @@ import pandas as pd
 import pytest
 
 import tsfl_jax
-from tsfl_jax.config import SETTINGS, Config, get
+from tsfl_jax import cli, config_files
+from tsfl_jax.config import SETTINGS, Config, get, replace
 from tsfl_jax.report import collect, files, page, repeat
 from tsfl_jax.types import UserError
 
@@ -82,13 +85,8 @@ def run_folder(folder, seed=0, **changes):
     ]
     folder.mkdir(parents=True, exist_ok=True)
     files.write_metrics(folder / "metrics.jsonl", rows)
-    settings = {n: get(Config(), n) for n in SETTINGS} | {"seed": seed} | changes
-    nested = {n: v for n, v in settings.items() if "." not in n}
-    for name, value in settings.items():
-        if "." in name:
-            section, last = name.split(".")
-            nested.setdefault(section, {})[last] = value
-    files.write_json(folder / "config.json", nested)
+    config = replace(Config(), {"seed": seed} | changes)
+    files.write_json(folder / "config.json", dataclasses.asdict(config))
     accuracy = [row["test_accuracy"] for row in rows]
     summary = {"algorithm": "dms", "data": "digits", "bytes_moved": 2_345_000}
     summary |= {"best_test_accuracy": max(accuracy), "versions": {"jax": "9.8.7"}}
@@ -125,28 +123,34 @@ def sweep_folder(folder):
 
 def check_whole(text):
     """A balanced page that needs no other file; its parts."""
-    found = Page(text)
+    parsed = Page(text)
     assert "@import" not in text
-    for address in found.addresses:
-        assert address.startswith(("#", "data:")), address
-    return found
+    assert all(a.startswith(("#", "data:")) for a in parsed.addresses)
+    return parsed
 
 
-def test_a_run_has_the_numbers_of_its_files(tmp_path):
-    rows = run_folder(tmp_path / "a", **{"data.dir": ODD, "lr": 0.125})
-    text = page.make_page([tmp_path / "a"], target=0.5)
-    found = check_whole(text)
-    row = found.table(0).loc[0]
+def test_a_run_and_a_study_have_the_numbers_of_their_files(tmp_path):
+    folder = tmp_path / "runs" / "afl-seed0"
+    rows = run_folder(folder, **{"data.dir": ODD, "lr": 0.125})
+    cells = [{"framework": ODD, "s to 90 %": "4.00 ± 0.10"}]
+    files.write_table(tmp_path, "compare", cells, "digits")
+    (tmp_path / "compare.png").write_bytes(b"\x89PNG")
+    text = page.make_page([tmp_path], target=0.5)
+    parsed = check_whole(text)
+    row = parsed.table(0).loc[0]
     reached = next(r for r in rows if r["test_accuracy"] >= 0.5)
+    assert row["group"] == "afl"
     assert row["final accuracy, %"] == f"{100 * rows[-1]['test_accuracy']:.2f}"
     assert row["final loss"] == "0.1667" and row["MB moved"] == "2.345"
     assert row["intervals"] == "12" and row["virtual time, s"] == "24"
     assert row["s to 50 %"] == f"{reached['virtual_time']:.2f}"
-    settings = found.table(2).set_index("").value
+    assert parsed.tables[2][1] == [ODD, "4.00 ± 0.10"]
+    settings = parsed.table(3).set_index("").value
     assert settings["data.dir"] == repr(ODD) and settings["lr"] == "0.125"
     assert "<b>&" not in text and "abc123" in text and "9.8.7" in text
-    assert "a note of the run" in found.text and "--config.lr=0.125" in text
+    assert "a note of the run" in parsed.text and "--config.lr=0.125" in text
     assert text.count("<svg") == 4
+    assert sum(a.startswith("data:image/png") for a in parsed.addresses) == 1
 
 
 def test_seeds_are_one_line_and_settings_that_differ_are_shown(tmp_path):
@@ -176,22 +180,28 @@ def test_a_sweep_counts_what_diverged_and_takes_it_into_no_mean(tmp_path):
     assert [len(run.curves) for run in source.runs] == [5, 5, 5, 4]
     for run, row in zip(source.runs, rows, strict=True):
         assert run.facts["algorithm"] == row["algorithm"] == run.settings["algorithm"]
-    found = check_whole(page.make_page([tmp_path / "sweep"]))
-    results = found.table(0).set_index("group")
+    parsed = check_whole(page.make_page([tmp_path / "sweep"]))
+    results = parsed.table(0).set_index("group")
     assert list(results.index) == ["lr=0.1", "lr=0.2"]
     assert list(results["diverged"]) == ["0", "1"]
     best = 100 * rows[2]["best_test_accuracy"]
     assert results["best accuracy, %"]["lr=0.2"] == f"{best:.2f}"
-    assert "diverged in interval 4" in found.text
+    assert "diverged in interval 4" in parsed.text
+    assert parsed.text.count("--sweep=lr=0.1,0.2 --sweep=seed=0,1") == 1
     # Of an unfinished sweep the finished runs are shown, and a damaged line is named.
     (tmp_path / "sweep" / "sweep.json").unlink()
     (tmp_path / "sweep" / "history.csv").unlink()
     with open(tmp_path / "sweep" / "results.jsonl", "a") as file:
         file.write("{oops\n")
     missing = " ".join(collect.read_source(tmp_path / "sweep").missing)
-    assert "damaged lines" in missing and "no curves" in missing
+    assert "damaged lines" in missing and "history.csv" in missing
     assert "the sweep has not finished; 4 runs have" in missing
-    check_whole(page.make_page([tmp_path / "sweep"]))
+    text = check_whole(page.make_page([tmp_path / "sweep"])).text
+    assert f"# {tmp_path / 'sweep'}: {collect._BY_HAND}" in text
+    for sweep in ({"config": 5, "points": [3]}, {"config": [], "points": {"a": 1}}):
+        files.write_json(tmp_path / "sweep" / "sweep.json", sweep)
+        commands = {run.command for run in collect.read_source(tmp_path).runs}
+        assert commands == {f"# {tmp_path / 'sweep'}: {collect._BY_HAND}"}
 
 
 def test_settings_of_a_custom_rule_are_groups(tmp_path, capsys):
@@ -213,7 +223,7 @@ def test_settings_of_a_custom_rule_are_groups(tmp_path, capsys):
         means, abs=0.01
     )
     assert set(found.table(2)) == {"", "ours.factor", "seed"}
-    assert f"# {folder}: started from Python with aggregator=\n" in found.text
+    assert f"# {folder}: {collect._BY_HAND}\n" in found.text
     assert "--sweep=" not in found.text and "dms" not in found.text.split("Results")[0]
     page.main([str(folder), "--table", f"--base={names[0]}"])
     table = pd.read_csv(folder / "table.csv").set_index("group")
@@ -238,15 +248,14 @@ def test_runs_with_other_custom_parts_are_other_experiments(tmp_path):
     results = found.table(0).set_index("group")["runs"]
     assert dict(results) == {"a": "2", "a (2)": "1", "b": "1"}
     assert found.table(2).set_index("")["custom loss"]["a (2)"] == "'loss 2'"
-    assert f"# {tmp_path / 'a-seed0'}: started from Python with loss=\n" in found.text
+    assert f"# {tmp_path / 'a-seed0'}: {collect._BY_HAND}\n" in found.text
     assert found.text.count("tsfl run") == 1  # of the one that it repeats
     # A group has its name in figures, too, where the one before it diverged.
     for seed in (0, 1):
         path = tmp_path / f"a-seed{seed}" / "summary.json"
         files.write_json(path, files.read_json(path) | {"diverged_at": 3})
-    figure = page.curves_svg(
-        collect.read_source(tmp_path).runs, *page._FIGURES[0][:2], ("x", "y")
-    )
+    _, runs = page.read_groups([tmp_path])
+    figure = page._curves_svg(runs, *page._FIGURES[0][:2], ("x", "y"))
     assert ">a (2)<" in figure and ">a<" not in figure
 
 
@@ -254,34 +263,20 @@ def test_runs_with_other_custom_parts_are_other_experiments(tmp_path):
 def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
     """Under FedBuff a fast client delivers several times: the run as the sweep."""
     config = Config(num_intervals=6, num_clients=5, batch_size=8, devices=1)
-    config.algorithm, config.schedule.data_size = "scaffold", 32
-    config.model.hidden = 0
-    done = tsfl_jax.simulate(config)
-    model = 8 * done.summary["num_parameters"]
-    assert done.summary["bytes_moved"] == 2 * model * (done.history["rho"] > 0).sum()
+    config.schedule.data_size, config.model.hidden = 32, 0
+    config.algorithm = "scaffold"  # control variates, too
+    result = tsfl_jax.simulate(config)
+    model, uploads = 8 * result.summary["num_parameters"], result.history["rho"] > 0
+    assert result.summary["bytes_moved"] == 2 * model * uploads.sum()
     config.algorithm = config.timeline.framework = "fedbuff"
     config.timeline.buffer, config.timeline.local_iterations = 4, 1
     config.timeline.speed = "constant(0.1); constant(1)"
-    done = tsfl_jax.simulate(config, workdir=tmp_path / "run")
-    swept = tsfl_jax.sweep(config, {"seed": [0]})
-    count = int(tsfl_jax.explain(config).work.deliveries.sum())
-    tau = files.read_arrays(tmp_path / "run" / "clients.npz")["tau"]
-    assert (tau > 0).sum() == count
-    assert done.summary["bytes_moved"] == model * count
-    assert swept.rows[0]["bytes_moved"] == model * count
-    labelled = swept.to_xarray()["bytes_moved"]
+    result = tsfl_jax.simulate(config, workdir=tmp_path)
+    count = int((files.read_arrays(tmp_path / "clients.npz")["tau"] > 0).sum())
+    assert count == tsfl_jax.explain(config).work.deliveries.sum()
+    assert result.summary["bytes_moved"] == model * count
+    labelled = tsfl_jax.sweep(config, {"seed": [0]}).to_xarray()["bytes_moved"]
     assert labelled.item() == model * count and labelled.attrs["units"] == "B"
-
-
-def test_studies_show_their_tables_and_figures(tmp_path):
-    run_folder(tmp_path / "runs" / "afl-seed0")
-    rows = [{"framework": ODD, "s to 90 %": "4.00 ± 0.10"}]
-    files.write_table(tmp_path, "compare", rows, "digits")
-    (tmp_path / "compare.png").write_bytes(b"\x89PNG")
-    found = check_whole(page.make_page([tmp_path]))
-    assert found.tables[0][1][0] == "afl"
-    assert found.tables[2][1] == [ODD, "4.00 ± 0.10"]
-    assert sum(a.startswith("data:image/png") for a in found.addresses) == 1
 
 
 def test_what_is_damaged_is_named_and_left_out(tmp_path):
@@ -296,52 +291,32 @@ def test_what_is_damaged_is_named_and_left_out(tmp_path):
     assert [row[0] for row in found.tables[0][1:]] == ["d"]
     for text in (
         f"{tmp_path / 'a'} has not finished: its summary.json is missing or damaged",
-        f"{tmp_path / 'b' / 'config.json'} is missing or damaged",
+        f"{tmp_path / 'b'} has not finished: its config.json is missing or damaged",
         "line 13: not JSON",
-        f"{tmp_path / 'cells' / 'e'}: none of the sweep's runs has finished",
+        f"cannot use {tmp_path / 'cells' / 'e' / 'results.jsonl'}: No such file",
     ):
         assert text in found.text
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("best_test_accuracy", "high", "best_test_accuracy is a str; expected a numb"),
-        ("final_test_loss", [1], "final_test_loss is a list; expected a number or nul"),
-        ("intervals", {}, "intervals is a dict; expected a number or null"),
-        ("final_test_accuracy", True, "final_test_accuracy is a bool; expected"),
-        ("diverged_at", "2", "diverged_at is a str; expected a number or null"),
-        ("notes", 5, "notes: expected a list of texts"),
-        ("notes", [["a"]], "notes: expected a list of texts"),
-        ("best_test_accuracy", None, ""),
-        ("runs", 5, ""),
-        ("run", [1], "run is a list; expected a number or null"),
-    ],
-)
-def test_results_of_another_type_are_named_and_left_out(tmp_path, name, value, message):
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        run_folder(folder)
-    path = tmp_path / "a" / "summary.json"
-    files.write_json(path, files.read_json(path) | {name: value})
-    rows = sweep_folder(tmp_path / "sweep")
-    rows[1] |= {name: value}
+def test_results_of_another_type_are_named_and_left_out(tmp_path):
+    wrong = [("best_test_accuracy", "high"), ("intervals", {}), ("notes", 5)]
+    wrong += [("run", [1])]
+    rows, places = sweep_folder(tmp_path / "sweep"), []
+    for row, (name, value) in zip(rows, wrong, strict=True):
+        row[name] = value
+        places.append(f"{tmp_path / 'sweep'}, run {row['run']}")
     files.write_metrics(tmp_path / "sweep" / "results.jsonl", rows)
-    source = collect.read_source(tmp_path)
-    assert len(source.runs) == 6 - 2 * bool(message)
-    for place in (path, f"{tmp_path / 'sweep'}, run {rows[1]['run']}"):
-        text = f"{place}: {message}"
-        lines = [line for line in source.missing if line.startswith(text)]
-        assert len(lines) == bool(message) and all("; left out" in n for n in lines)
-    if not message:
-        check_whole(page.make_page([tmp_path]))
-
-
-def test_damaged_settings_of_a_sweep_are_no_command(tmp_path):
-    sweep_folder(tmp_path / "sweep")
-    for sweep in ({"config": 5, "points": [3]}, {"config": [], "points": {"a": 1}}):
-        files.write_json(tmp_path / "sweep" / "sweep.json", sweep)
-        (command,) = collect.read_source(tmp_path / "sweep").commands
-        assert command == f"# {tmp_path / 'sweep'}: see its settings below"
+    for number, (name, value) in enumerate([*wrong, ("runs", 5), ("seconds", None)]):
+        run_folder(tmp_path / str(number))
+        path = tmp_path / str(number) / "summary.json"
+        files.write_json(path, files.read_json(path) | {name: value})
+        places += [path] * (number < len(wrong))
+    (source,), runs = page.read_groups([tmp_path])
+    assert [run.name for run in runs] == ["4", "5"]
+    for place, line in zip(
+        sorted(map(str, places)), sorted(source.missing), strict=True
+    ):
+        assert line.startswith(f"{place}: damaged") and line.endswith("; left out")
 
 
 def test_only_regular_files_are_read(tmp_path, monkeypatch):
@@ -368,28 +343,17 @@ def test_only_regular_files_are_read(tmp_path, monkeypatch):
     ]
     assert "secret,text" not in found.text and "good" in found.text
     for path in (*pictures, folder / "one.md", folder / "two.csv"):
-        text = f"{path}: expected a regular file, neither a link nor else; left out"
-        assert text in found.text
-    assert f"{folder / 'three.csv'}: no table of comma-separated" in found.text
+        assert f"{path}: expected a regular file, no link" in found.text
+    assert f"{folder / 'three.csv'}: damaged" in found.text
     monkeypatch.setattr(collect, "_MOST", 3)
-    assert f"{folder / 'small.png'}: 4 bytes, more than 3; left out" in (
-        collect.read_source(folder).missing
-    )
+    text = f"{folder / 'small.png'}: expected a regular file, no link, of at most 3"
+    assert f"{text} bytes; left out" in collect.read_source(folder).missing
     for name in ("metrics.jsonl", "config.json", "summary.json"):
         (folder / name).rename(tmp_path / name)
         (folder / name).symlink_to(tmp_path / name)
         with pytest.raises(UserError, match=r"regular file|missing or damaged"):
             page.make_page([folder])
         os.replace(tmp_path / name, folder / name)
-
-
-def test_an_infinite_loss_is_in_the_mean(tmp_path):
-    for seed in (0, 1):
-        run_folder(tmp_path / f"a-seed{seed}", seed=seed)
-    path = tmp_path / "a-seed1" / "summary.json"
-    files.write_json(path, files.read_json(path) | {"final_test_loss": None})
-    results = check_whole(page.make_page([tmp_path])).table(0)
-    assert results["final loss"][0] == "inf (1 of 2)"
 
 
 def test_wrong_folders_are_answered_in_one_line(tmp_path):
@@ -400,9 +364,9 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
         run_folder(tmp_path / name)
     (tmp_path / "b" / "summary.json").unlink()
     for arguments, message in (
-        ([tmp_path / "none"], "there is no such folder"),
-        ([tmp_path / "file"], "is a file"),
-        ([tmp_path / "empty"], "holds no run, sweep, comparison or study"),
+        ([tmp_path / "none"], "no run, sweep, comparison or study there"),
+        ([tmp_path / "file"], "no run, sweep, comparison or study there"),
+        ([tmp_path / "empty"], "no run, sweep, comparison or study there"),
         ([tmp_path / "b"], "has not finished"),
         ([tmp_path / "a", f"--out={tmp_path}"], "cannot use .*: Is a directory"),
         ([tmp_path / "a", "--out=/dev/null/x/y.html"], "choose another --out"),
@@ -420,29 +384,40 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
 
 
 def test_the_command_writes_one_file_and_the_same_one_again(tmp_path, capsys):
-    run_folder(tmp_path / "a")
-    page.main([str(tmp_path / "a")])
-    path = tmp_path / "a" / "report.html"
+    for seed in (0, 1):
+        run_folder(tmp_path / f"a-seed{seed}", seed=seed)
+    path = tmp_path / "a-seed1" / "summary.json"
+    files.write_json(path, files.read_json(path) | {"final_test_loss": None})
+    page.main([str(tmp_path)])
+    path = tmp_path / "report.html"
     assert capsys.readouterr().out.strip() == str(path)
-    first = path.read_bytes()
-    page.main([str(tmp_path / "a"), f"--out={tmp_path / 'b' / 'x.html'}"])
-    assert (tmp_path / "b" / "x.html").read_bytes() == first
+    text = path.read_text()
+    # A loss that is no number was infinite, and is in the mean.
+    assert check_whole(text).table(0)["final loss"][0] == "inf (1 of 2)"
+    page.main([str(tmp_path), f"--out={tmp_path / 'b' / 'x.html'}"])
+    assert (tmp_path / "b" / "x.html").read_text() == text
 
 
-def test_command_lines_repeat_settings(monkeypatch):
-    default = files.plain({n: get(Config(), n) for n in SETTINGS})
-    assert repeat.run_command(default).startswith("tsfl run --config=")
-    known = {"first": default, "second": default | {"lr": 0.5, "momentum": 0.1}}
-    monkeypatch.setattr(repeat, "_experiments", lambda: known)
-    own = default | {"lr": 0.5, "data.file": "a b", "schedule.tau": [1, 4]}
-    command = repeat.run_command(own)
-    assert command.startswith("tsfl run --config=first ")
-    assert "'--config.data.file=a b'" in command
-    assert "'--config.schedule.tau=(1,4)'" in command
+def test_command_lines_repeat_settings():
+    base = {n: get(config_files.load("digits_case3"), n) for n in SETTINGS}
+    changes = {"lr": 0.5, "data.file": "a b", "schedule.tau": [1, 4]}
+    command = "tsfl run --config=digits_case3"
+    assert repeat.run_command(base) == command
+    assert repeat.run_command(base | {"custom loss": "digest"}) == ""
+    _, config = cli.parse(
+        "tsfl run", shlex.split(repeat.run_command(base | changes))[2:]
+    )
+    assert {n: get(config, n) for n in SETTINGS} == base | changes | {
+        "schedule.tau": (1, 4)
+    }
     points = [{"lr": lr, "seed": seed} for lr in (0.1, 0.2) for seed in (0, 1)]
-    command = repeat.sweep_command(default, points)
-    assert command == "tsfl sweep --config=first --sweep=lr=0.1,0.2 --sweep=seed=0,1"
-    assert repeat.sweep_command(default, points[:3]) == ""
+    command = repeat.sweep_command(base, points)
+    assert command == (
+        "tsfl sweep --config=digits_case3 --sweep=lr=0.1,0.2 --sweep=seed=0,1"
+    )
+    no_product = [points[:3], [], [{"ours.x": 1}], [{"lr": 1}, {"mu": 1}]]
+    for points in (*no_product, [{"data.dir": "a,b"}]):
+        assert repeat.sweep_command(base, points) == ""
 
 
 @pytest.mark.slow

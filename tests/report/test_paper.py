@@ -1,15 +1,11 @@
 """The table for a paper: means, paired differences and Holm's correction by hand."""
 
-import itertools
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
-import tsfl_jax
-from tsfl_jax.report import page, paper
+from tsfl_jax.report import paper
 from tsfl_jax.report.collect import Run
 from tsfl_jax.types import UserError
 
@@ -30,9 +26,7 @@ def runs_of(scores=SCORES, **more):
 
 def test_numbers_by_hand(tmp_path):
     runs = runs_of()
-    text = paper.write(
-        runs, [r.name for r in runs], tmp_path, "final_test_accuracy", "a"
-    )
+    text = paper.write(runs, tmp_path, "final_test_accuracy", "a")
     found = pd.read_csv(tmp_path / "table.csv").set_index("group")
     b = found.loc["algorithm=b"]
     assert b["mean"] == pytest.approx(62.0) and b["difference"] == pytest.approx(2.0)
@@ -51,8 +45,7 @@ def test_numbers_by_hand(tmp_path):
 def test_what_is_missing_is_in_no_mean(tmp_path):
     """A diverged run; and seeds that only one of two groups has are no pairs."""
     runs = [*runs_of(), run_of("a", 3, 0.1, diverged=2), run_of("b", 4, 0.0)]
-    names = [run.name for run in runs]
-    text = paper.write(runs, names, tmp_path, "final_test_accuracy", "a")
+    text = paper.write(runs, tmp_path, "final_test_accuracy", "a")
     found = pd.read_csv(tmp_path / "table.csv").set_index("group")
     assert found["runs"].tolist() == [3, 4, 3] and found["pairs"].iloc[1] == 3
     assert "1 runs that diverged are left out" in text
@@ -61,7 +54,7 @@ def test_what_is_missing_is_in_no_mean(tmp_path):
 
 def test_a_score_that_is_no_share_keeps_its_unit(tmp_path):
     runs = runs_of(score="final_test_loss")
-    paper.write(runs, [r.name for r in runs], tmp_path, "final_test_loss", "")
+    paper.write(runs, tmp_path, "final_test_loss", "")
     found = pd.read_csv(tmp_path / "table.csv")
     assert found["mean"][0] == pytest.approx(0.6) and "p" not in found
 
@@ -81,26 +74,7 @@ def test_a_score_that_is_no_share_keeps_its_unit(tmp_path):
 def test_wrong_names_are_one_line(base, score, words, tmp_path):
     runs = runs_of()
     with pytest.raises(UserError, match=words):
-        paper.write(runs, [r.name for r in runs], tmp_path, score, base)
+        paper.write(runs, tmp_path, score, base)
     runs = [*runs, runs[0]]
     with pytest.raises(UserError, match="algorithm=a: two runs of one seed"):
-        paper.write(runs, [r.name for r in runs], tmp_path, "final_test_accuracy", "")
-
-
-def test_a_sweep_in_one_command(tmp_path, capsys):
-    config = tsfl_jax.Config(num_intervals=2, num_clients=4, batch_size=8)
-    config.data.name, config.model.hidden = "digits", 4
-    pairs = itertools.product(("fedavg", "dms"), (0, 1))
-    points = [{"algorithm": name, "seed": seed} for name, seed in pairs]
-    tsfl_jax.sweep(config, points, workdir=tmp_path / "sweep")
-    page.main([str(tmp_path / "sweep"), "--table", "--base=fedavg"])
-    assert "| algorithm=dms" in capsys.readouterr().out
-    found = pd.read_csv(tmp_path / "sweep" / "table.csv").set_index("group")
-    lines = (tmp_path / "sweep" / "results.jsonl").read_text().splitlines()
-    rows = pd.DataFrame(map(json.loads, lines))
-    means = 100 * rows.groupby("algorithm")["final_test_accuracy"].mean()
-    assert found.loc["algorithm=dms", "mean"] == pytest.approx(means["dms"])
-    gap = means["dms"] - means["fedavg"]
-    assert found.loc["algorithm=dms", "difference"] == pytest.approx(gap)
-    with pytest.raises(UserError, match="belong to --table"):
-        page.main([str(tmp_path / "sweep"), "--base=fedavg"])
+        paper.write(runs, tmp_path, "final_test_accuracy", "")

@@ -1,6 +1,5 @@
 """Frameworks on the same clients in virtual time: times, tables, small runs."""
 
-import copy
 import csv
 import io
 import json
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from tsfl_jax import config_files, data
-from tsfl_jax.config import Config, get, read
+from tsfl_jax.config import Config, get, read, replace
 from tsfl_jax.experiment import grid as axes
 from tsfl_jax.experiment import prepare, runner
 from tsfl_jax.report import statistics
@@ -129,58 +128,40 @@ def test_iterations_are_those_done_and_not_those_reported(tmp_path):
     assert facts["mean_staleness"] == (np.arange(updates) - version).mean() > 0
 
 
-def test_other_clients_are_refused():
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"timeline.speed": "constant(9)"}, r"timeline.speed is constant\(9\) and "),
+        ({"num_intervals": 7}, "interval_seconds is 14.0 and 80.0"),
+        ({"seeds.fleet": 7}, "seeds.fleet is 7 and -1"),
+        ({"timeline.framework": "none"}, "none has no virtual seconds"),
+        ({"data.name": "synthetic"}, "data.name is synthetic and "),
+        ({"partition.alpha": 0.1}, "partition.alpha is 0.1 and "),
+        ({"num_clients": 5}, "num_clients is 5 and 20"),
+        ({"schedule.free_riders": 1}, "schedule.free_riders is 1 and 0"),
+    ],
+)
+def test_other_data_clients_or_seconds_are_refused(tmp_path, changes, words):
     entries = [compare.Entry(path.stem, config_files.load(path)) for path in FILES]
     compare.check_same_clients(entries)  # all files of the folder share theirs
-    slower = axes.changed(entries[0].config, {"timeline.speed": "constant(9)"})
-    with pytest.raises(UserError, match=r"slow and .* timeline.speed is constant\(9\)"):
-        compare.check_same_clients([*entries, compare.Entry("slow", slower)])
-    for change in ({"num_intervals": 7}, {"schedule.interval_seconds": 3.0}):
-        longer = axes.changed(entries[0].config, change)
-        with pytest.raises(UserError, match="do not run equally long"):
-            compare.check_same_clients([*entries, compare.Entry("longer", longer)])
-    several = (  # 63 virtual seconds each, but for the last bit
-        axes.changed(entry.config, {"num_intervals": T, "schedule.interval_seconds": s})
-        for entry, T, s in zip(entries[:2], (70, 90), (0.9, 0.7), strict=True)
+    other = compare.Entry("other", replace(entries[0].config, changes))
+    with pytest.raises(UserError, match=words):
+        compare.run_frameworks([*entries, other], 1, tmp_path)
+    assert list(tmp_path.iterdir()) == []  # nothing was trained
+
+
+def test_equal_seconds_may_be_divided_otherwise():
+    """63 virtual seconds each, but for the last bit."""
+    several = (
+        replace(
+            config_files.load(path),
+            {"num_intervals": T, "schedule.interval_seconds": s},
+        )
+        for path, T, s in zip(FILES, (70, 90), (0.9, 0.7), strict=False)
     )
     compare.check_same_clients(
         [compare.Entry(str(c.num_intervals), c) for c in several]
     )
-    other = axes.changed(entries[0].config, {"seeds.fleet": 7})
-    with pytest.raises(UserError, match="seeds.fleet is 7"):
-        compare.check_same_clients([*entries, compare.Entry("other", other)])
-    timeless = copy.deepcopy(entries[0].config)
-    timeless.timeline.framework = "none"
-    with pytest.raises(UserError, match="none has no virtual seconds"):
-        compare.check_same_clients([compare.Entry("x", timeless)])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("data.name", "synthetic"),
-        ("data.normalize", "standard"),
-        ("data.train_size", 1000),
-        ("partition.kind", "iid"),
-        ("partition.alpha", 0.1),
-        ("partition.replacement", True),
-        ("num_clients", 5),
-        ("schedule.data_size", 31),
-        ("schedule.iteration", "step"),
-        ("schedule.free_riders", 1),
-    ],
-)
-def test_other_data_partition_or_clients_are_refused(tmp_path, name, value):
-    first = compare.Entry(
-        "sfl", axes.changed(config_files.load(FOLDER / "sfl.py"), SMALL)
-    )
-    other = copy.deepcopy(first.config)  # not validated: it would want more changes
-    *path, last = name.split(".")
-    setattr(get(other, path[0]) if path else other, last, value)
-    with pytest.raises(UserError, match=f"other and sfl do not .* {name} is ") as error:
-        compare.run_frameworks([first, compare.Entry("other", other)], 1, tmp_path)
-    assert "\n" not in str(error.value)
-    assert list(tmp_path.iterdir()) == []  # nothing was trained
 
 
 def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
@@ -223,21 +204,16 @@ def test_a_setting_is_set_where_a_framework_reads_it():
     changes = {"timeline.buffer": 3, "timeline.local_iterations": 2, "lr": 0.1}
     frameworks = [config.timeline.framework for config in configs]
     for config, framework in zip(configs, frameworks, strict=True):
-        mine = compare._own(changes, framework, frameworks)
+        mine = compare._settings_of(framework, changes, frameworks)
         assert ("timeline.buffer" in mine) == (framework == "fedbuff")
         assert ("timeline.local_iterations" in mine) == (framework != "tsfl")
         assert axes.changed(config, mine).lr == 0.1
     # Where none of them reads it, it is refused.
     sfl = configs[frameworks.index("sfl")]
     with pytest.raises(UserError, match="buffer=3: would be ignored .* to fedbuff"):
-        prepare.prepare(axes.changed(sfl, compare._own(changes, "sfl", ["sfl", "afl"])))
-
-
-def test_every_framework_has_its_file():
-    assert {path.stem for path in FILES} == {
-        *("sfl", "tsfl", "tsfl_dms", "afl", "fedbuff", "fedat", "fedcs", "esync"),
-        *("safa", "ttfed", "hysync", "cached"),
-    }
+        prepare.prepare(
+            axes.changed(sfl, compare._settings_of("sfl", changes, ["sfl", "afl"]))
+        )
 
 
 @pytest.mark.slow

@@ -7,27 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import problems
+from tests.theory.cases import averaged
 from tsfl_jax import theory
-from tsfl_jax.theory import convex
 from tsfl_jax.theory.bounds import BoundConstants
 from tsfl_jax.types import UserError
 
 convex_bound = jax.jit(theory.convex_bound)
 bound = jax.jit(theory.theorem1_bound, static_argnums=3)
-
-
-def averaged(gradients, rho, tau, w, lr):
-    """w^T of T-SFL with exact gradients."""
-    for shares, works in zip(rho, tau, strict=True):
-        local = []
-        for gradient, steps in zip(gradients, works, strict=True):
-            x = w
-            for _ in range(steps):
-                x = x - lr * gradient(x)
-            local.append(x)
-        w = sum(r * x for r, x in zip(shares, local, strict=True))
-    return w
 
 
 def known_constants(lr, L, distance, gamma, theta=1.0, square=0.0):
@@ -153,15 +139,6 @@ def local_models(steps, participates):
     return np.concatenate([np.zeros((1, moved.shape[1])), moved])
 
 
-def test_the_first_lemma_fails_with_alpha_inside_its_sum():
-    """Client 1 stands still with α = 1, client 2 moves in iteration 0 and is frozen."""
-    rho, alpha = np.full(2, 0.5), np.array([[1, 1], [1, 0]], bool)
-    local = local_models(np.array([[0.0, 1.0], [0.0, 1.0]]), alpha)
-    apart = (local[1] - rho @ local[1]) ** 2
-    assert (rho * alpha[1] * apart).sum() > (rho * alpha[1] * local[1] ** 2).sum()
-    assert (rho * apart).sum() <= (rho * local[1] ** 2).sum()  # without α it holds
-
-
 def test_the_sum_over_an_interval_still_gives_the_same_x():
     """Σ_h Σ_i ρα‖w̄ − w_ih‖² ≤ η²G²(H − 1) Σρτ², for any order of iterations."""
     for H in range(1, 9):
@@ -211,8 +188,3 @@ def test_under_the_other_reading_it_is_no_bound(theta):
     found = bound(np.full(2, 0.5), np.ones(2), known)
     assert found.W > 0
     assert (found.total < 0) == (theta == 2.0) == (not bool(found.limit_holds))
-
-
-def test_examples_in_the_docstrings():
-    results = problems.run_examples(convex)
-    assert results.attempted >= 2 and not results.failed

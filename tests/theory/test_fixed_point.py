@@ -7,31 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.theory import cases
+from tests.theory.cases import DTYPES, precision
 from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds, fixed_point
 from tsfl_jax.theory.bounds import BoundConstants
 
-DTYPES = (np.float32, np.float64)
 modest = settings(max_examples=30, deadline=None)
 solve = jax.jit(fixed_point.theorem2_weights, static_argnames="max_iterations")
 
 
-def precision(dtype):
-    return jax.enable_x64(dtype == np.float64)
-
-
 def constants(n, **changes):
     """ηL(1+θ) = 1.05, B = −0.01; different clients."""
-    default = dict(
-        lr=0.1,
-        smoothness=1.0,
-        grad_sq_norm=2.0,
-        weight_limit=9.5,
-        distance=0.5,
-        grad_variance=np.resize([0.5, 1.0, 2.0], n),
-        dissimilarity=np.resize([0.2, 0.1], n),
-    )
-    return BoundConstants(**default | changes)
+    default = dict(lr=0.1, smoothness=1.0, grad_sq_norm=2.0, weight_limit=9.5)
+    default |= dict(distance=0.5, grad_variance=[0.5, 1, 2], dissimilarity=[0.2, 0.1])
+    return cases.constants(n, default, **changes)
+
+
+TAU = np.array([1, 2, 2, 3, 4, 4])
 
 
 def printed(rho, tau, known, selected):
@@ -61,20 +54,9 @@ def printed(rho, tau, known, selected):
 @st.composite
 def situations(draw, equal=False):
     """(τ, constants, selected) of T = 2, N = 3; ηL(1+θ) from 1 to 1.3, σ_i² > 0."""
-    T, N = 2, 3  # every size is another compilation
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    lr, L = 10 ** rng.uniform(-2, -0.5), 10 ** rng.uniform(-1, 0.5)
-    per_client = 1 if equal else N
-    known = BoundConstants(
-        lr=lr,
-        smoothness=L,
-        grad_sq_norm=rng.uniform(0, 4),
-        weight_limit=max(1.0, rng.uniform(1, 1.3) / (lr * L) - 1 + 1e-9),
-        distance=rng.uniform(0, 1),
-        grad_variance=np.resize(rng.uniform(0.2, 2, per_client), N),
-        dissimilarity=np.resize(rng.uniform(0, 1, per_client), N),
-    )
-    return rng.integers(1, 6, (T, N)), known, rng.random((T, N)) < 0.7
+    known = cases.random_constants(rng, 3, highest=1.3, clients=1 if equal else 3)
+    return rng.integers(1, 6, (2, 3)), known, rng.random((2, 3)) < 0.7
 
 
 def test_by_hand_where_b_is_zero():
@@ -105,13 +87,6 @@ def test_the_weights_satisfy_the_printed_equation(info, theorem_3):
     np.testing.assert_allclose(found.rho, right, rtol=0, atol=1e-8 * size)
 
 
-def test_theorem_2_is_theorem_3_with_all_clients_selected():
-    tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
-    two, three = solve(tau, known), solve(tau, known, np.ones(6, bool))
-    np.testing.assert_allclose(two.rho, three.rho, rtol=1e-6)
-    assert bool(two.converged) and two.iterations > 0
-
-
 @modest
 @given(situations(equal=True))
 def test_differences_are_those_of_corollary_1(info):
@@ -136,7 +111,7 @@ def test_differences_are_those_of_corollary_1(info):
 
 def test_the_bound_rises_along_the_printed_weights():
     """A stationary point with the printed sign, but not with the right one."""
-    tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
+    tau, known = TAU, constants(6)
     with precision(np.float64):
         rho = solve(tau, known).rho
         W = bounds.theorem1_bound(rho, tau, known).W
@@ -152,46 +127,34 @@ def test_the_bound_rises_along_the_printed_weights():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_precision_and_no_second_axis(dtype):
-    tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
+def test_precision_and_one_interval(dtype):
     with precision(dtype):
-        known = BoundConstants(*(np.asarray(x, dtype) for x in known))
-        found, two = solve(tau.astype(dtype), known), solve(tau[None], known)
+        known = cases.cast(constants(6), dtype)
+        found = solve(TAU.astype(dtype), known)
     assert found.rho.dtype == found.residual.dtype == dtype
-    assert bool(found.converged) and found.rho.shape == (6,)
-    right = printed(np.asarray(found.rho)[None], tau[None], known, np.ones((1, 6)))
-    tolerance = dict(rtol=1e-3 if dtype == np.float32 else 1e-11)
-    np.testing.assert_allclose(found.rho, right[0], **tolerance)
-    np.testing.assert_allclose(two.rho[0], found.rho, **tolerance)
+    assert bool(found.converged) and int(found.iterations) > 0
+    right = printed(np.asarray(found.rho)[None], TAU[None], known, np.ones((1, 6)))
+    rtol = 1e-3 if dtype == np.float32 else 1e-11
+    np.testing.assert_allclose(found.rho, right[0], rtol=rtol)
 
 
-def test_vmap_is_a_loop_and_gradients_are_finite_differences():
-    tau = np.array([1, 2, 2, 3, 4, 4])
-
-    def rho(lr, distance):
-        known = constants(6, lr=lr, distance=distance)
-        return fixed_point.theorem2_weights(tau, known).rho
-
-    def loss(lr, distance):
-        return (rho(lr, distance) * jnp.cos(jnp.arange(6.0))).sum()
+def test_gradients_are_finite_differences():
+    @jax.jit
+    def loss(scalars):
+        known = constants(6)._replace(lr=scalars[0], distance=scalars[1])
+        rho = fixed_point.theorem2_weights(TAU, known).rho
+        return (rho * jnp.cos(jnp.arange(6.0))).sum()
 
     with precision(np.float64):
-        rates, distances = np.array([0.1, 0.12, 0.2]), np.array([0.5, 0.1, 2.0])
-        many = np.asarray(jax.jit(jax.vmap(rho))(rates, distances))
-        slope = jax.jit(jax.grad(loss, argnums=(0, 1)))(rates[1], distances[1])
-        loss, rho = jax.jit(loss), jax.jit(rho)
-        for k in range(3):
-            alone = rho(rates[k], distances[k])
-            np.testing.assert_allclose(many[k], alone, rtol=1e-9)
-        for i in range(2):
-            step = 1e-6 * np.eye(2)[i]
-            rise = loss(0.12 + step[0], 0.1 + step[1])
-            rise -= loss(0.12 - step[0], 0.1 - step[1])
+        point = np.array([0.12, 0.1])
+        slope = jax.jit(jax.grad(loss))(point)
+        for i, step in enumerate(1e-6 * np.eye(2)):
+            rise = loss(point + step) - loss(point - step)
             np.testing.assert_allclose(slope[i], rise / 2e-6, rtol=1e-5)
 
 
 def test_failed_searches_are_not_converged():
-    tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
+    tau, known = TAU, constants(6)
     with precision(np.float64):
         found = solve(tau, known, max_iterations=0)
         assert not bool(found.converged) and 1e-10 < found.residual < np.inf
@@ -203,13 +166,11 @@ def test_failed_searches_are_not_converged():
 
 
 def test_no_client_works_or_is_selected():
-    known = constants(2)
-    found = solve(np.array([1, 3]), known, np.zeros(2, bool))
-    np.testing.assert_array_equal(found.rho, np.zeros(2, np.float32))
+    known, everyone = constants(6), np.ones(6, bool)
+    found = solve(TAU, known, ~everyone)
+    np.testing.assert_array_equal(found.rho, np.zeros(6, np.float32))
     assert bool(found.converged) and found.residual == 0
-    found = solve(np.zeros(2), known)  # (4) divides by τ, so it gives them weights, too
-    right = printed(
-        np.asarray(found.rho)[None], np.zeros((1, 2)), known, np.ones((1, 2))
-    )
+    found = solve(0 * TAU, known, everyone)  # (4) divides by τ: they have weights, too
+    right = printed(np.asarray(found.rho)[None], [[0] * 6], known, [everyone])
     np.testing.assert_allclose(found.rho, right[0], rtol=1e-4)
     assert bool(found.converged)

@@ -8,9 +8,8 @@ import pytest
 from tsfl_jax.theory import bounds, fixed_point, minimum
 from tsfl_jax.theory.bounds import BoundConstants
 
-KEY = jax.random.key(0)
-TAU = [0.0, 1.0, 2.0, 4.0, 4.0]
-ALL = jnp.ones(5, bool)
+TAU = np.array([0.0, 1.0, 2.0, 4.0, 4.0])
+RHO = np.array([0.0, 0.4, 0.3, 0.2, 0.1])
 BOUND = BoundConstants(0.25, 1.0, 1.0, 3.0, 0.1, np.full(5, 5.0), np.full(5, 0.1))
 OUTSIDE = {  # of `BoundConstants`
     "lr": [-0.25, 0.0, np.inf],
@@ -23,75 +22,68 @@ OUTSIDE = {  # of `BoundConstants`
 }
 
 
-def assert_nan_for(function, good, changes):
-    """Of good arguments the result has no NaN; of each change, nothing else."""
+def of_theorem_1(rho, tau, **constants):
+    known = BoundConstants(**constants)
+    found = bounds.theorem1_bound(rho, tau, known)
+    # False would be 0, which is no NaN.
+    valid = jnp.where(found.valid, 1.0, jnp.nan)
+    return found[:6], valid, bounds.printed_derivative(rho, tau, known)
+
+
+def of_theorem_2(tau, **constants):
+    found = fixed_point.theorem2_weights(tau, BoundConstants(**constants))
+    return found.rho, found.residual, jnp.where(found.converged, 1.0, jnp.nan)
+
+
+def of_theorem_4(**scalars):
+    return bounds.theorem4_bound(**scalars)[:2]
+
+
+def of_the_minimum(tau, limit, present, **constants):
+    known = BoundConstants(**constants)
+    found = minimum.bound_optimal_weights(tau, known, present, limit)
+    certificate = minimum.kkt_residual(RHO, tau, known, present, limit)
+    flags = [jnp.where(x, 1.0, jnp.nan) for x in (found.valid, found.converged)]
+    return found.rho, found.value, found.kkt_residual, certificate, flags
+
+
+NEGATIVE = {"tau": [np.array([0, -1, 2, 4, 4])]}
+NAMES = ("num_intervals", "gap", "lr", "smoothness", "epsilon", "dissimilarity_sq")
+CASES = {
+    of_theorem_1: (
+        {"rho": RHO, "tau": TAU} | BOUND._asdict(),
+        OUTSIDE | NEGATIVE | {"rho": [RHO * [1, np.nan, 1, 1, 1]]},
+    ),
+    of_theorem_2: (
+        {"tau": TAU} | BOUND._asdict(),
+        NEGATIVE | {"distance": [-0.1]},
+    ),
+    of_theorem_4: (
+        dict(zip(NAMES, (5.0, 6.0, 0.1, 2.0, 0.5, 3.0), strict=True)),
+        {name: [-1.0, np.inf] for name in NAMES},
+    ),
+    of_the_minimum: (
+        {"tau": TAU, "limit": 2.5, "present": np.sign(TAU)} | BOUND._asdict(),
+        OUTSIDE | NEGATIVE | {"limit": [0.5, np.nan]},
+    ),
+}
+
+
+@pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
+def test_values_out_of_range_give_nan(function):
+    """Of arguments in range the result has no NaN; of each change, nothing else."""
+    arguments, changes = CASES[function]
     compiled = jax.jit(lambda kwargs: function(**kwargs))
 
-    def found(**change):
-        given = {name: jnp.asarray(x, float) for name, x in (good | change).items()}
-        return jax.tree.leaves(compiled(given))
+    def leaves(**change):
+        kwargs = jax.tree.map(lambda x: jnp.asarray(x, float), arguments | change)
+        return jax.tree.leaves(compiled(kwargs))
 
-    assert not any(np.isnan(x).any() for x in found())
+    assert not any(np.isnan(x).any() for x in leaves())
     for name, values in changes.items():
         for value in values:
-            leaves = found(**{name: value})
-            assert all(np.isnan(x).all() for x in leaves), (name, value, leaves)
-
-
-@pytest.mark.parametrize("repaired", [False, True])
-def test_theorem_1(repaired):
-    rho = np.array([0.0, 0.4, 0.3, 0.2, 0.1])
-
-    def values(**kwargs):
-        rho, tau = kwargs.pop("rho"), kwargs.pop("tau")
-        known = BoundConstants(**kwargs)
-        found = bounds.theorem1_bound(rho, tau, known, repaired)
-        return found[:6], bounds.printed_derivative(rho, tau, known)
-
-    changes = OUTSIDE | {"tau": [[0, -1, 2, 4, 4]], "rho": [[0, np.nan, 0, 0.5, 0.5]]}
-    assert_nan_for(values, {"rho": rho, "tau": TAU} | BOUND._asdict(), changes)
-    negative = BOUND._replace(distance=jnp.float32(-1.0))
-    found = jax.jit(lambda k: bounds.theorem1_bound(rho, TAU, k, repaired))(negative)
-    assert not bool(found.valid)
-
-
-def test_theorem_4():
-    names = ("num_intervals", "gap", "lr", "smoothness", "epsilon", "dissimilarity_sq")
-    good = dict(zip(names, (5.0, 6.0, 0.1, 2.0, 0.5, 3.0), strict=True))
-    changes = {name: [-1.0, np.inf] for name in names}
-    assert_nan_for(lambda **kwargs: bounds.theorem4_bound(**kwargs)[:2], good, changes)
-
-
-def test_the_minimizer_and_its_certificate():
-    def weights(**kwargs):
-        tau, limit = kwargs.pop("tau"), kwargs.pop("limit")
-        known = BoundConstants(**kwargs)
-        found = minimum.bound_optimal_weights(tau, known, limit=limit)
-        rho = np.array([0.0, 0.4, 0.3, 0.2, 0.1])
-        certificate = minimum.kkt_residual(rho, tau, known, limit=limit)
-        flags = [jnp.where(x, 1.0, jnp.nan) for x in (found.valid, found.converged)]
-        return found.rho, found.value, found.kkt_residual, certificate, flags
-
-    good = {"tau": TAU, "limit": 2.5} | BOUND._asdict()
-    changes = OUTSIDE | {"tau": [[0, -1, 2, 4, 4]], "limit": [0.5, np.nan]}
-    assert_nan_for(weights, good, changes)
-
-
-def test_nobody_present_does_not_hide_it():
-    def found(variance):
-        known = BOUND._replace(grad_variance=variance)
-        return minimum.bound_optimal_weights(TAU, known, np.zeros(5, bool))
-
-    found = jax.jit(found)(jnp.array([5.0, np.nan, 5, 5, 5]))
-    assert np.isnan(found.rho).all() and not bool(found.valid)
-
-
-def test_theorem_2():
-    def weights(**kwargs):
-        tau = kwargs.pop("tau")
-        found = fixed_point.theorem2_weights(tau, BoundConstants(**kwargs))
-        return found.rho, found.residual, jnp.where(found.converged, 1.0, jnp.nan)
-
-    good = {"tau": TAU} | BOUND._asdict()
-    changes = {"distance": [-0.1], "tau": [[0, -1, 2, 4, 4]]}
-    assert_nan_for(weights, good, changes)
+            found = leaves(**{name: value})
+            assert all(np.isnan(x).all() for x in found), (name, value, found)
+    if "present" in arguments:  # no client present does not hide it
+        found = leaves(present=np.zeros(5), grad_variance=OUTSIDE["grad_variance"][0])
+        assert all(np.isnan(x).all() for x in found)

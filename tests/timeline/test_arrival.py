@@ -56,29 +56,17 @@ def test_sizes_are_those_of_the_second_when_a_task_begins(framework, size, tmp_p
     assert late or framework in ("fedcs", "tsfl")
 
 
-@pytest.mark.parametrize("framework", ["none", "tsfl", "afl"])
-def test_a_run_with_few_samples_at_first(framework):
+def test_a_run_with_few_samples_at_first():
     config = small(num_intervals=8, num_clients=4)
-    config.timeline.framework, config.schedule.arrive_from = framework, 0.1
+    config.timeline.framework, config.schedule.arrive_from = "tsfl", 0.1
     config.schedule.data_size = 40
-    found = prepare.prepare(config)
-    size = found.workload.schedule.size
-    assert size.min() < 10 and size[0].max() <= 8
-    assert (found.partition.capacity == 40).all() or framework == "none"
-    whole = small(num_intervals=8, num_clients=4)
-    whole.timeline.framework, whole.schedule.data_size = framework, 40
+    few = prepare.prepare(config)
+    times = few.workload.schedule
+    assert times.size.min() < 10 and times.size[0].max() <= 8
     # What a client may hold is the same; it does not hold it yet.
-    np.testing.assert_array_equal(
-        found.partition.indices, prepare.prepare(whole).partition.indices
-    )
-    samples = [tsfl_jax.simulate(c).history["samples"].sum() for c in (config, whole)]
-    assert 0 < samples[0] < samples[1]
-
-
-def test_the_last_interval_has_almost_all():
-    config = small(num_intervals=20, num_clients=4)
-    config.schedule.arrive_from = 0.5
-    size = prepare.prepare(config).workload.schedule.size
-    most = prepare.prepare(small(num_intervals=20, num_clients=4)).workload.schedule
-    assert (size[-1] >= 0.95 * most.size[-1] - 1).all()
-    assert (size[0] <= 0.5 * most.size[0]).all()
+    assert (few.partition.capacity == 40).all()
+    samples = tsfl_jax.simulate(config).history["samples"]
+    np.testing.assert_array_equal(samples, (times.tau * times.size).sum(axis=1))
+    config.schedule.arrive_from = 1.0
+    indices = prepare.prepare(config).partition.indices
+    np.testing.assert_array_equal(few.partition.indices, indices)

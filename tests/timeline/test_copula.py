@@ -53,17 +53,15 @@ def windows(tmp_path):
 
 def measured(prepared):
     """What is known of each client, by name."""
-    y, split = prepared.dataset.y_train, prepared.partition
-    rows = zip(split.indices, split.capacity, strict=True)
+    y, size = prepared.dataset.y_train, prepared.workload.held
+    rows = zip(prepared.partition.indices, size, strict=True)
     table = np.stack([np.bincount(y[row[:n]], minlength=5) for row, n in rows])
-    fleet, size = prepared.workload.fleet, prepared.workload.held
-    online = [w[0, 1] for w in fleet.online]
-    stock = np.bincount(y, minlength=5)
+    fleet = prepared.workload.fleet
     return {
         "seconds": fleet.iteration.mean(axis=1) / size,
         "size": size,
-        "rarity": copula.rarity(table.astype(float), stock),
-        "online": np.array(online),
+        "rarity": copula.rarity(table.astype(float), np.bincount(y, minlength=5)),
+        "online": np.array([w[0, 1] for w in fleet.online]),
     }
 
 
@@ -96,14 +94,10 @@ def test_speed_follows_the_labels_and_sizes_of_a_given_split(windows):
         "schedule.size_groups": "",
         "schedule.data_size": Config().schedule.data_size,
     }
-    prepared = prepare.prepare(config(**changes))
-    y, size = prepared.dataset.y_train, prepared.workload.held
-    rows = zip(prepared.partition.indices, size, strict=True)
-    table = np.stack([np.bincount(y[row[:n]], minlength=5) for row, n in rows])
-    rare = copula.rarity(table.astype(float), np.bincount(y, minlength=5))
-    seconds = prepared.workload.fleet.iteration.mean(axis=1) / size
-    assert spearman(seconds, rare) == pytest.approx(rank_correlation(0.7), abs=0.1)
-    assert spearman(seconds, size) == pytest.approx(rank_correlation(0.4), abs=0.1)
+    got = measured(prepare.prepare(config(**changes)))
+    for name, r in (("rarity", 0.7), ("size", 0.4)):
+        between = spearman(got["seconds"], got[name])
+        assert between == pytest.approx(rank_correlation(r), abs=0.1)
     with pytest.raises(UserError, match="size and rarity of each client are given"):
         changes["timeline.copula"] = "size rarity 0.3; seconds size 0.1"
         prepare.prepare(config(**changes))

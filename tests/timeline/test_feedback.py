@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from tests import reference_choice
-from tsfl_jax.timeline import cohort, crowd, feedback
-from tsfl_jax.timeline.cohort import CohortConfig, asked, make_cohorts
+from tsfl_jax.timeline import crowd, feedback
+from tsfl_jax.timeline.cohort import CohortConfig, draw_cohort, make_cohorts
 from tsfl_jax.types import Lots
 
 
@@ -25,30 +25,25 @@ def lots_of(gumbel, factor=None):
     return Lots(gumbel, jnp.ones(len(gumbel)) if factor is None else jnp.array(factor))
 
 
-@pytest.mark.parametrize(
-    ("loss", "size", "chosen"),
-    [
+def test_power_of_choice_takes_the_largest_losses():
+    for loss, size, chosen in (
         ([0.5, 2.0, 1.0, 3.0], 2, [1, 3]),
-        ([0.5, 2.0, 1.0, 3.0], 4, [0, 1, 2, 3]),
         ([1.0, 1.0, 2.0, 1.0], 2, [0, 2]),  # of equal ones the first
-        ([math.nan, math.inf, 9.0], 1, [0]),
-        ([-3.0, -1.0, -2.0], 1, [1]),
-    ],
-)
-def test_power_of_choice_takes_the_largest_losses(loss, size, chosen):
-    found = feedback.power_of_choice(jnp.array(loss), size)
-    assert found.tolist() == chosen and found.dtype == jnp.int32
+        ([-3.0, -1.0, math.nan, math.inf], 2, [2, 3]),
+    ):
+        places = feedback.power_of_choice(jnp.array(loss), size)
+        assert places.tolist() == chosen and places.dtype == jnp.int32
 
 
 def candidates(held, d, sampler="power_of_choice", seed=0):
-    everyone = crowd.make_crowd(len(held), seed, held=np.array(held))
+    everyone = crowd.make_crowd(len(held), seed, num_samples=np.array(held))
     return make_cohorts(everyone, CohortConfig(1, sampler, d))
 
 
 def test_candidates_by_size_are_drawn_one_after_another():
     held, T = [1, 2, 3, 6], 6000
     cohorts = candidates(held, 2)
-    count = collections.Counter(tuple(asked(cohorts, t)) for t in range(T))
+    count = collections.Counter(tuple(draw_cohort(cohorts, t)) for t in range(T))
     p = np.array(held) / 12
     expected = {
         (i, j): p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j])
@@ -59,22 +54,6 @@ def test_candidates_by_size_are_drawn_one_after_another():
     )
     pairs = [(count[k], T * expected[k]) for k in expected]
     assert stats.chisquare(*zip(*pairs, strict=True)).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("sampler", cohort.CHOOSING)
-def test_candidates_follow_from_seed_and_interval(sampler):
-    held = np.arange(1, 51)
-    first, again, other = (candidates(held, 5, sampler, s) for s in (3, 3, 4))
-    assert (asked(first, 40) == asked(again, 40)).all()
-    assert any((asked(first, t) != asked(other, t)).any() for t in range(3))
-    assert any((asked(first, t) != asked(first, t + 2)).any() for t in range(3))
-    # 0 is all of them.
-    assert asked(candidates(held, 0, sampler), 7).tolist() == list(range(50))
-
-
-def test_the_share_that_is_explored():
-    found = [float(feedback.exploration(r)) for r in (1, 2, 3, 200)]
-    np.testing.assert_allclose(found, [0.9, 0.882, 0.86436, 0.2], rtol=1e-6)
 
 
 def test_utilities_by_hand():
@@ -171,7 +150,7 @@ def test_how_many_are_explored(tried, number, size, again):
     assert sum(i < tried for i in found) == again
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_oort_is_its_reference_over_many_rounds(seed):
     rng, d, K, T = np.random.default_rng(seed), 25, 6, 60
     held, steps = rng.integers(5, 60, d), rng.integers(0, 30, (T, d))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax.timeline import distributions, ticks
+from tsfl_jax.timeline import schedule, ticks
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact, finish, online_in
 from tsfl_jax.timeline.ticks import SECOND
 from tsfl_jax.types import UserError
@@ -203,57 +203,44 @@ def test_finish_agrees_with_online_seconds(gaps, start, seconds):
         assert end >= start and online_seconds(fleet, start, end) == seconds
 
 
-def test_real_draws():
-    rng = np.random.default_rng(0)
-    group = np.repeat(np.arange(3), 20000)
-    drawn = distributions.draw_real(
-        ("uniform(-0.5,0.5)", "normal(0.3,0.1)", "lognormal(0.2,1)"),
-        group,
-        rng,
-        flag="--f",
-    )
-    uniform, normal, lognormal = drawn.reshape(3, -1)
-    assert uniform.min() < -0.49 and 0.49 < uniform.max() < 0.5
-    assert abs(normal.mean() - 0.3) < 0.004 and abs(normal.std() - 0.1) < 0.003
-    assert abs(lognormal.mean() - 0.2) < 0.01
-    with pytest.raises(UserError, match="--f: 'unifrm.*did you mean 'uniform"):
-        distributions.draw_real(("unifrm(0,1)",), group, rng, flag="--f")
-
-
-SPEEDS, ONLINE = "client,seconds\n", "client,start,end\n"
+SPEEDS, ONLINE, TRACE = "client,seconds\n", "client,start,end\n", "interval,client,tau"
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("speeds", "", r"empty; expected the header client,seconds\[,download\]"),
-        ("speeds", "client,second\n", "line 1: unknown column 'second'; did you mean"),
+        ("speeds", "", "--config.timeline.speeds=.*CSV with client,seconds.,download"),
+        ("speeds", None, "--config.timeline.speeds=.*No such file"),
+        ("speeds", "client,seconds\n\xff\xfe,1\n", "UnicodeDecodeError"),
+        ("speeds", "client,second\n", "line 1: .*did you mean 'seconds'"),
         ("speeds", SPEEDS + "0,1\n", "no row for client 1; .*from 0 to 1 once"),
-        ("speeds", SPEEDS + "0,1\n0,2\n", "line 3: client 0 is given twice, .*line 2"),
+        ("speeds", SPEEDS + "0,1\n0,2\n", "line 3: client 0 for the second time"),
         ("speeds", SPEEDS + "2,1\n", "line 2: client is '2'; .*from 0 to 1"),
-        ("speeds", SPEEDS + "0,0\n", "line 2: seconds is '0'; expected seconds > 0"),
+        ("speeds", SPEEDS + "0,0\n", "line 2: seconds is '0'; .* from 1e-09"),
         ("speeds", SPEEDS + "0,inf\n", "line 2: seconds is 'inf'"),
-        ("speeds", SPEEDS + "0\n", "line 2: 1 cells; expected 2"),
-        ("speeds", "client,seconds,upload\n0,1,-1\n", "upload is '-1'; .*>= 0"),
-        ("online", "client,begin,end\n", "unknown column 'begin'; expected the header"),
-        ("online", ONLINE + "0,2,2\n", "line 2: end is 2; expected > start = 2"),
-        ("online", ONLINE + "0,2,x\n", "line 2: end is 'x'; .*>= 0 or inf"),
+        ("speeds", SPEEDS + "0\n", "line 2: seconds is ''"),
+        ("speeds", SPEEDS + "0,1,2\n", "cannot be read"),
+        ("speeds", "client,seconds,upload\n0,1,-1\n", "upload is '-1'"),
+        ("online", ONLINE + "0,2,2\n", r"line 2: .*window \[2, 2\): expected end > "),
+        ("online", ONLINE + "0,2,x\n", "line 2: end is 'x'; .* from 0 to inf"),
         ("online", ONLINE + "0,4,9\n1,0,9\n0,1,5\n", r"line 2: client 0's .*\[4, 9\)"),
-        ("online", ONLINE + "0,1,inf\n0,3,4\n", r"line 3: .*\[3, 4\) overlaps"),
+        ("trace", TRACE + ",tau\n", "line 1: the header is"),
+        ("trace", TRACE + "\n0,0,1\n0,1,x\n", "line 3: tau is 'x'; .*whole number"),
+        ("trace", TRACE + "\n0,0,1.5\n", "line 2: tau is '1.5'"),
+        ("trace", TRACE + "\n0,0,99999999999\n", "line 2: tau is '99999999999'"),
+        ("trace", TRACE + ",size\n0,0,1,0\n", "line 2: size is '0'; .* from 1 to"),
+        ("trace", TRACE + "\n\n1,1,1\n1,1,1\n", "line 4: interval 1, client 1 for"),
     ],
 )
 def test_malformed_files(tmp_path, kind, text, message):
-    path = file(tmp_path, text)
-    flag = {"speeds": "speeds_file", "online": "availability_file"}[kind]
+    path = tmp_path / "table.csv"
+    if text is not None:
+        path.write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match=message) as error:
-        draw(2, **{flag: path})
-    assert path in str(error.value) and "\n" not in str(error.value)
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    for flag in ("speeds", "availability"):
-        with pytest.raises(UserError, match=f"timeline.{flag}=.*No such file"):
-            draw(**{f"{flag}_file": str(tmp_path / "none.csv")})
-    (tmp_path / "binary.csv").write_bytes(b"client,seconds\n\xff\xfe,1\n")
-    with pytest.raises(UserError, match="not a CSV file of UTF-8"):
-        draw(speeds_file=str(tmp_path / "binary.csv"))
+        if kind == "trace":
+            sizes = {"num_intervals": 3, "num_clients": 2, "data_size": 9}
+            rng = np.random.default_rng(0)
+            schedule.make_schedule("trace", trace=str(path), rng=rng, **sizes)
+        name = "availability" if kind == "online" else kind
+        draw(2, **{f"{name}_file": str(path)})
+    assert str(path) in str(error.value) and "\n" not in str(error.value)

@@ -32,35 +32,36 @@ class Order(np.random.Generator):
         return self.order
 
 
-def test_claim_by_hand():
-    done, reported, chosen = free_riders.make_free_riders(
-        HONEST, "claim", 2, Order(0, 2, 1)
-    )
-    assert chosen.tolist() == [True, False, True]
-    # One iteration where there would be some; the most of any client is 4, 3, 5.
-    assert done.tolist() == [[1, 4, 1], [0, 2, 1], [1, 1, 0]]
-    assert reported.tolist() == [[4, 4, 4], [0, 2, 3], [5, 1, 0]]
-    assert done.dtype == reported.dtype == np.int32
-
-
-def test_echo_by_hand():
-    done, reported, chosen = free_riders.make_free_riders(
-        HONEST, "echo", 1, Order(1, 0, 2)
-    )
-    assert chosen.tolist() == [False, True, False]
-    assert done.tolist() == [[1, 0, 2], [0, 0, 3], [5, 0, 0]]
-    assert reported.tolist() == [[1, 4, 2], [0, 3, 3], [5, 5, 0]]
-
-
-def test_visit_by_hand():
-    # Blocks of two: there in 0 and 1, away in 2 and 3, there in 4.
-    tau = np.full((5, 2), 3)
-    done, reported, chosen = free_riders.make_free_riders(
-        tau, "visit", 1, Order(1, 0), period=2
-    )
-    assert chosen.tolist() == [False, True]
-    assert done[:, 1].tolist() == [3, 3, 0, 0, 3] and (done[:, 0] == 3).all()
-    np.testing.assert_array_equal(done, reported)
+@pytest.mark.parametrize(
+    ("kind", "order", "number", "done", "reported"),
+    [
+        # One iteration where there would be some; the most of any client is 4, 3, 5.
+        (
+            "claim",
+            (0, 2, 1),
+            2,
+            [[1, 4, 1], [0, 2, 1], [1, 1, 0]],
+            [[4, 4, 4], [0, 2, 3], [5, 1, 0]],
+        ),
+        (
+            "echo",
+            (1, 0, 2),
+            1,
+            [[1, 0, 2], [0, 0, 3], [5, 0, 0]],
+            [[1, 4, 2], [0, 3, 3], [5, 5, 0]],
+        ),
+        # Blocks of two: there in 0 and 1, away in 2.
+        ("visit", (2, 0, 1), 1, [[1, 4, 2], [0, 2, 3], [5, 1, 0]], None),
+        ("visit", (0, 1, 2), 1, [[1, 4, 2], [0, 2, 3], [0, 1, 0]], None),
+        *((kind, (0, 1, 2), 0, HONEST.tolist(), None) for kind in ("claim", "echo")),
+    ],
+)
+def test_free_riders_by_hand(kind, order, number, done, reported):
+    arguments = HONEST, kind, number, Order(*order)
+    work, claims, is_rider = free_riders.make_free_riders(*arguments, period=2)
+    assert np.flatnonzero(is_rider).tolist() == sorted(order[:number])
+    assert work.tolist() == done and claims.tolist() == (reported or done)
+    assert work.dtype == claims.dtype == np.int32
 
 
 def test_slots_of_deliveries_by_hand():
@@ -82,31 +83,17 @@ def test_slots_of_deliveries_by_hand():
         free_riders.make_free_riders(tau, "echo", 5, Order(0, 1, 2, 3), **slots)
 
 
-@pytest.mark.parametrize("kind", ("claim", "echo", "visit"))
-def test_no_client_and_all_clients_are_free_riders(kind):
-    rng = np.random.default_rng(0)
-    done, reported, chosen = free_riders.make_free_riders(HONEST, kind, 0, rng)
-    assert not chosen.any()
-    np.testing.assert_array_equal(done, HONEST)
-    np.testing.assert_array_equal(reported, HONEST)
-    done, reported, chosen = free_riders.make_free_riders(HONEST, kind, 3, rng)
-    assert chosen.all()
-    assert ((done > 0) <= (HONEST > 0)).all()
-    np.testing.assert_array_equal(reported > 0, HONEST > 0)
-
-
-def test_wrong_settings_are_answered_in_one_line():
-    rng = np.random.default_rng(0)
-    for kind, number, words in (
+@pytest.mark.parametrize(
+    ("kind", "number", "words"),
+    [
         ("ecco", 1, "did you mean 'echo'"),
         ("echo", 4, "free_riders=4: must be .* <= 3 = --config.num_clients"),
         ("echo", -1, "free_riders=-1"),
-    ):
-        with pytest.raises(UserError, match=words) as caught:
-            free_riders.make_free_riders(HONEST, kind, number, rng)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="free_riders=5"):
-        prepare(riding("echo", "fedavg", number=5))
+    ],
+)
+def test_wrong_settings_are_answered_in_one_line(kind, number, words):
+    with pytest.raises(UserError, match=words):
+        free_riders.make_free_riders(HONEST, kind, number, np.random.default_rng(0))
 
 
 def riding(kind, algorithm, settings=None, number=1):
@@ -116,11 +103,11 @@ def riding(kind, algorithm, settings=None, number=1):
     return settings
 
 
-def equal_work(kind, algorithm="dms"):
+def equal_work(kind, seed):
     """All clients would do three local iterations on as many samples."""
-    settings = riding(kind, algorithm)
+    settings = riding(kind, "dms")
     settings.schedule.kind, settings.schedule.tau = "explicit", (3, 3, 3, 5)
-    settings.schedule.data_size = 32
+    settings.schedule.data_size, settings.seed = 32, seed
     settings.constants = tsfl_jax.sections.ConstantsConfig(40.0, 2.0, 1.0)
     return settings
 
@@ -135,10 +122,9 @@ def free_rider_of(settings):
     "kind", [pytest.param(k, marks=pytest.mark.slow) for k in ("claim", "echo")]
 )
 def test_dms_believes_those_who_report_much(kind):
-    settings = equal_work(kind)
     # c = η L (H − 1) G²/(2 N σ²) = 0.02 · 40 · 4 · 2/8 = 0.8: ρ grows in τ.
-    seed = next(s for s in range(20) if free_rider_with_seed(settings, s) != 3)
-    settings.seed = seed
+    each = (equal_work(kind, seed) for seed in range(20))
+    settings = next(settings for settings in each if free_rider_of(settings) != 3)
     free_rider = free_rider_of(settings)
     result = tsfl_jax.simulate(settings)
     times, rho = prepare(settings).workload.schedule, result.history["rho"]
@@ -153,11 +139,6 @@ def test_dms_believes_those_who_report_much(kind):
     assert (
         result.summary["num_discarded"] == 0 and result.summary["diverged_at"] is None
     )
-
-
-def free_rider_with_seed(settings, seed):
-    settings.seed = seed
-    return free_rider_of(settings)
 
 
 def test_an_echo_is_the_global_model():

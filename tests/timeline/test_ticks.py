@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.timeline.test_timeline import fleet_of, run
+from tests.timeline.test_timeline import ALL, fleet_of, run
 from tests.timeline.test_timeline import simulate as by_name
 from tsfl_jax.timeline import FRAMEWORKS
 from tsfl_jax.timeline.fleet import Fleet
@@ -16,19 +16,10 @@ from tsfl_jax.timeline.fleet import Fleet
 # Settings in tenths of a second; those that are times are divided with the fleet's.
 TIMES = ("horizon", "interval", "deadline", "window")
 OPTIONS = {
-    "sfl": {"horizon": 300, "iterations": 3},
-    "tsfl": {"num_intervals": 20, "interval": 13, "carry": True},
-    "ttfed": {"num_intervals": 20, "interval": 13, "iterations": 3},
-    "afl": {"horizon": 300, "iterations": 3},
-    "fedbuff": {"horizon": 300, "iterations": 3, "buffer": 3},
-    "fedat": {"horizon": 300, "iterations": 3, "tiers": 2},
-    "fedcs": {"horizon": 300, "iterations": 3, "deadline": 34},
-    "esync": {"horizon": 300, "iterations": 2},
-    "safa": {"horizon": 300, "iterations": 3, "fraction": 0.6, "lag": 1},
-    "hysync": {"horizon": 300, "iterations": 3, "window": 7},
-    "cached": {"horizon": 300, "iterations": 3, "fraction": 0.6, "lag": 1},
+    name: {n: 4 * value if n in TIMES else value for n, value in options.items()}
+    for name, options in ALL.items()
 }
-SEEDS = range(10)
+SEEDS = range(6)
 
 
 def tenths(seed):

@@ -7,15 +7,17 @@ To add a data set, write its factory and add it to `builtin.DATASETS`.
 """
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int, Shaped
 from numpy.typing import ArrayLike
 
 from tsfl_jax import rng
-from tsfl_jax.data import builtin
+from tsfl_jax.data import builtin, in_memory
+from tsfl_jax.data.files import require
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset
 
 
 def load(settings: DataConfig, seed: int = 0) -> Dataset:
@@ -38,44 +40,40 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: data missing or malformed, or fewer samples than requested.
     """
     dataset = builtin.DATASETS[settings.name].make(settings, seed)
-    kept = _subset(dataset, "train", settings.train_size)
-    tested = _subset(dataset, "test", settings.test_size)
-    x_train, client = dataset.x_train[kept], dataset.client
-    owner, target, learned = dataset.test_client, dataset.target, dataset.test_target
-    owner = owner if owner is None else owner[tested]
-    if client is not None and settings.train_size:  # some may be gone altogether
-        left, client = np.unique(client[kept], return_inverse=True)
-        client = client.astype(np.int32)
-        if owner is not None:  # of those without training samples: after the others
-            place = np.searchsorted(left, owner)
-            gone = ~np.isin(owner, left)
-            owner = np.where(gone, len(left) + owner, place).astype(np.int32)
+    train = _subset(dataset, "train", settings.train_size)
+    test = _subset(dataset, "test", settings.test_size)
     dataset = dataset._replace(
-        x_train=x_train,
-        y_train=dataset.y_train[kept],
-        x_test=dataset.x_test[tested],
-        y_test=dataset.y_test[tested],
-        client=client,
-        test_client=owner,
-        target=target if target is None else target[kept],
-        test_target=learned if learned is None else learned[tested],
+        **{name: _rows(dataset, name, train) for name in _TRAINING},
+        **{name: _rows(dataset, name, test) for name in _TESTING},
         source=str(settings),
     )
+    if dataset.client is not None and settings.train_size:  # some may have none left
+        client, test_client = in_memory.numbered(dataset.client, dataset.test_client)
+        dataset = dataset._replace(client=client, test_client=test_client)
     if settings.normalize == "standard":
-        if x_train.dtype == np.int32:
-            raise UserError(
-                f"--config.data.normalize=standard: the samples of {dataset.name} are "
-                "tokens, which are not scaled; leave it out"
-            )
-        mean, std = _moments(x_train)
+        require(
+            dataset.x_train.dtype != np.int32,
+            f"--config.data.normalize=standard: the samples of {dataset.name} are "
+            "tokens, which are not scaled; leave it out",
+        )
+        mean, std = _moments(dataset.x_train)
         dataset = dataset._replace(mean=mean, std=std)
     return dataset
 
 
+_TRAINING = ("x_train", "y_train", "client", "target")
+_TESTING = ("x_test", "y_test", "test_client", "test_target")
+
+
+def _rows(dataset: Dataset, name: str, rows: slice | Int[np.ndarray, "_"]) -> Any:
+    array = getattr(dataset, name)
+    return None if array is None else array[rows]
+
+
 def digest(dataset: Dataset) -> str:
     """Digest of samples and labels, and of targets where there are any."""
-    known = (dataset.target, dataset.test_target)
-    return fingerprint(*dataset[1:5], *(a for a in known if a is not None))
+    targets = (dataset.target, dataset.test_target)
+    return fingerprint(*dataset[1:5], *(a for a in targets if a is not None))
 
 
 def fingerprint(*arrays: ArrayLike) -> str:
@@ -94,11 +92,8 @@ def _subset(dataset: Dataset, part: str, size: int) -> slice | Int[np.ndarray, "
     y = getattr(dataset, f"y_{part}")
     if not size:
         return slice(None)
-    if size > len(y):
-        raise UserError(
-            f"--config.data.{part}_size={size}: {dataset.name} has only {len(y)} "
-            f"{part} samples"
-        )
+    setting, samples = f"--config.data.{part}_size={size}", f"{len(y)} {part} samples"
+    require(size <= len(y), f"{setting}: {dataset.name} has only {samples}")
     # Runs with different seeds see the same samples.
     order = rng.generator(0, f"{part} subset").permutation(len(y))
     return np.sort(order[:size])  # sorted: all of them is the data set itself

@@ -7,12 +7,13 @@ from jaxtyping import Float32, Int, UInt8
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.components import Part
-from tsfl_jax.data import fedjax, hugging_face, idx, in_memory, leaf, tfds, tff
+from tsfl_jax.data import client_files, hugging_face, idx, in_memory, tfds
+from tsfl_jax.data.files import require
 from tsfl_jax.data.natural import ColumnsConfig
 from tsfl_jax.data.quadratic import QuadraticConfig
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.data.text import TextConfig
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.data.tokens import TextConfig
+from tsfl_jax.types import Dataset
 
 _BLOCK = 1024  # synthetic samples made at a time
 
@@ -35,7 +36,8 @@ def digits(settings: DataConfig, seed: int = 0) -> Dataset:
         members = generator.permutation(np.flatnonzero(y == label))
         test[members[: round(len(members) / 5)]] = True
     parts = (x[~test], y[~test], x[test], y[test])
-    return in_memory.from_arrays("digits", *parts, 10, 16.0)
+    dataset = in_memory.make_dataset(*parts, name="digits")
+    return dataset._replace(std=np.full((), 16.0, np.float32))
 
 
 def synthetic(settings: DataConfig, seed: int = 0) -> Dataset:
@@ -54,10 +56,15 @@ def synthetic(settings: DataConfig, seed: int = 0) -> Dataset:
       A `Dataset`, uint8, classes equally frequent, labeled synthetic in its name.
     """
     shape, num_classes = tuple(settings.shape), settings.num_classes
-    if min(shape, default=0) < 1:
-        raise UserError(f"--config.data.shape={shape}: needs sizes > 0, like (28,28,1)")
+    message = f"--config.data.shape={shape}: needs sizes > 0, like (28,28,1)"
+    require(min(shape, default=0) > 0, message)
     train, test = settings.train_size or 4096, settings.test_size or 1024
-    _check_memory(shape, num_classes, train, test)
+    size = math.prod(map(int, shape))
+    # The spectrum of the prototypes and its inverse, the samples, and one block.
+    needed = 40 * num_classes * size + (train + test) * size + 32 * train
+    needed += 16 * min(_BLOCK, max(train, test)) * size
+    sizes = f"num_classes={num_classes}, train_size={train}, test_size={test}"
+    host_memory.require(f"--config.data.shape={shape}, {sizes}", needed, "samples")
     name = f"synthetic({'x'.join(map(str, shape))}, {num_classes} classes)"
     streams = [
         rng.generator(seed, f"synthetic {part}")
@@ -66,27 +73,12 @@ def synthetic(settings: DataConfig, seed: int = 0) -> Dataset:
     prototypes = _prototypes(shape, num_classes, streams[0])
     x_train, y_train = _blends(prototypes, train, streams[1])
     x_test, y_test = _blends(prototypes, test, streams[2])
-    return in_memory.from_arrays(
-        name, x_train, y_train, x_test, y_test, num_classes, 255.0
+    return in_memory.make_dataset(
+        *(x_train, y_train, x_test, y_test),
+        name=name,
+        num_classes=num_classes,
+        add_channel=False,
     )
-
-
-def _check_memory(
-    shape: tuple[int, ...], num_classes: int, train: int, test: int
-) -> None:
-    """Raise `UserError`, naming the setting that is furthest above what is usual."""
-    size = math.prod(map(int, shape))
-    # The spectrum of the prototypes and its inverse, the samples, and one block.
-    needed = 40 * num_classes * size + (train + test) * size + 32 * train
-    needed += 16 * min(_BLOCK, max(train, test)) * size
-    usual = {
-        f"shape={tuple(shape)}": size / 784,
-        f"num_classes={num_classes}": num_classes / 10,
-        f"train_size={train}": train / 4096,
-        f"test_size={test}": test / 1024,
-    }
-    setting = max(usual, key=usual.__getitem__)
-    host_memory.require(f"--config.data.{setting}", needed, "synthetic samples")
 
 
 def _prototypes(
@@ -99,8 +91,8 @@ def _prototypes(
     for axis in axes:
         cycles = np.fft.fftfreq(noise.shape[axis]) * noise.shape[axis]
         keep = np.exp(-((cycles / 3) ** 2) / 2)  # features about a third of a side
-        others = [a for a in range(noise.ndim) if a != axis]
-        spectrum *= np.expand_dims(keep, others)
+        other_axes = [a for a in range(noise.ndim) if a != axis]
+        spectrum *= np.expand_dims(keep, other_axes)
     smooth = np.fft.ifftn(spectrum, axes=axes).real
     inner = tuple(range(1, noise.ndim))
     if noise[0].size > 1:  # the mean of a single number would take all of it away
@@ -131,7 +123,8 @@ def _blends(
 
 _PARTS = (*("data.normalize", "data.train_size", "data.test_size", "data.validation"),)
 _FILE, _NATURAL = (*_PARTS, "data.file"), (TextConfig, ColumnsConfig)
-# By `DataConfig.name`: factories of settings and a seed ≥ 0, to a `Dataset`.
+# By `DataConfig.name`: factories of settings and a seed ≥ 0, to a `Dataset`. Without:
+# drawn for the clients, for a model that has no factory, either.
 DATASETS = {
     "digits": Part(digits, _PARTS),
     "mnist": Part(tfds.read, _PARTS),
@@ -139,13 +132,12 @@ DATASETS = {
     "cifar10": Part(tfds.read, _PARTS),
     "svhn_cropped": Part(tfds.read, _PARTS),
     "svhn": Part(tfds.read, _PARTS),  # short for svhn_cropped
-    "leaf": Part(leaf.read, _PARTS, (TextConfig,)),
-    "tff": Part(tff.read, _FILE, _NATURAL),
-    "fedjax": Part(fedjax.read, _FILE, _NATURAL),
+    "leaf": Part(client_files.read_leaf, _PARTS, (TextConfig,)),
+    "tff": Part(client_files.read_tff, _FILE, _NATURAL),
+    "fedjax": Part(client_files.read_fedjax, _FILE, _NATURAL),
     "hugging_face": Part(hugging_face.read, _PARTS, _NATURAL),
     "idx": Part(idx.read, _FILE),
     "npz": Part(in_memory.read_npz, _FILE),
     "synthetic": Part(synthetic, (*_PARTS, "data.shape", "data.num_classes")),
-    # Drawn for the clients, by `quadratic.make_quadratic`.
     "quadratic": Part(reads=("data.shape",), sections=(QuadraticConfig,)),
 }

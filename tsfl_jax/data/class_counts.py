@@ -52,7 +52,7 @@ def fit(
 
 
 def settle(
-    wanted: Int[np.ndarray, "N C"],
+    requested: Int[np.ndarray, "N C"],
     shares: Float[np.ndarray, "N C"],
     stock: Int[np.ndarray, "C"],
     sharing: bool,
@@ -65,7 +65,7 @@ def settle(
     is used up, so C + 1 rounds are enough.
 
     Args:
-      wanted: ≥ 0, samples that a client requests.
+      requested: ≥ 0, samples that each client requests.
       shares: ≥ 0, proportions of the classes in later requests.
       stock: samples of each class; enough for all rows together, or if `sharing` for
         each row.
@@ -73,22 +73,22 @@ def settle(
       rng: random number generator.
 
     Returns:
-      int64 with the row sums of `wanted`; column sums (if `sharing` entries) at most
+      int64 with the row sums of `requested`; column sums (if `sharing` entries) at most
       `stock`. Minimizes the number of samples that are not of the requested class.
     """
-    counts, request = np.zeros_like(wanted), wanted
+    counts, request = np.zeros_like(requested), requested
     for _ in range(len(stock) + 1):
         if sharing:  # samples must differ only within a client
-            given = np.minimum(request, stock - counts)
+            granted = np.minimum(request, stock - counts)
         else:
-            given = request.copy()
+            granted = request.copy()
             room = stock - counts.sum(axis=0)
             for c in np.flatnonzero(request.sum(axis=0) > room):
-                given[:, c] = rng.multivariate_hypergeometric(
+                granted[:, c] = rng.multivariate_hypergeometric(
                     request[:, c], int(room[c]), method="marginals"
                 )
-        counts += given
-        missing = (request - given).sum(axis=1)
+        counts += granted
+        missing = (request - granted).sum(axis=1)
         if not missing.any():
             break
         room = stock - (counts if sharing else counts.sum(axis=0))

@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float, Float64, Int
 
 from tsfl_jax import rng
 from tsfl_jax.components import checker, component, setting
-from tsfl_jax.types import Dataset, Partition, UserError
+from tsfl_jax.data.files import require
+from tsfl_jax.types import Dataset, Partition
 
 
 @component("evaluation")
@@ -30,13 +31,11 @@ class EvaluationConfig:
         "none",
         "each client's test data: the test set by its mix of labels, or its own",
         ("none", "labels", "own"),
-        static=True,
     )
     number: int = setting(
         0,
         "M, clients that are scored, the same for every seed; 0: all",
         low=0,
-        static=True,
         used_by=("clients", ()),
     )
     over: str = setting(
@@ -50,11 +49,11 @@ class EvaluationConfig:
         """Refuse cohorts where there are none, and more clients than there are."""
         del rule
         _check("evaluation.number", self.number, config.num_clients, "num_clients")
-        if self.over == "cohort" and not config.cohort.size:
-            raise UserError(
-                "--config.evaluation.over=cohort: there are no cohorts with "
-                "--config.cohort.size=0; choose their size, or all"
-            )
+        require(
+            self.over != "cohort" or config.cohort.size,
+            "--config.evaluation.over=cohort: there are no cohorts with "
+            "--config.cohort.size=0; choose their size, or all",
+        )
 
 
 _check = checker(EvaluationConfig)
@@ -87,25 +86,25 @@ def by_labels(
       partition: rows of U clients.
       drawn: ids of these clients: all, of cohorts those that are ever asked.
       classifies: whether the network does.
-      most: M, clients to score, see `_some`; 0: all.
+      most: M, clients to score, see `_sampled`; 0: all.
 
     Raises:
       UserError: there are no classes.
     """
     C = dataset.num_classes
-    if C < 2 or not classifies:
-        what = "has one class" if C < 2 else "has no classes that the network predicts"
-        raise UserError(
-            f"--config.evaluation.clients=labels: {dataset.name} {what}; choose own, "
-            "for data whose test samples belong to clients, or none"
-        )
-    place = _some(np.flatnonzero(partition.capacity > 0), most)
-    rows, held = partition.indices[place], partition.capacity[place]
-    there = np.arange(rows.shape[1]) < held[:, None]
+    require(
+        C > 1 and classifies,
+        f"--config.evaluation.clients=labels: {dataset.name} has one class, or none "
+        "that the network predicts; choose own, for data whose test samples belong to "
+        "clients, or none",
+    )
+    place = _sampled(np.flatnonzero(partition.capacity > 0), most)
+    rows, num_samples = partition.indices[place], partition.capacity[place, None]
+    is_sample = np.arange(rows.shape[1]) < num_samples
     cell = np.arange(len(place))[:, None] * C + dataset.y_train[rows]
-    count = np.bincount(cell[there], minlength=len(place) * C).reshape(-1, C)
-    share = count / held[:, None]
-    return _of(dataset.y_test, C, share, np.asarray(drawn)[place])
+    count = np.bincount(cell[is_sample], minlength=len(place) * C).reshape(-1, C)
+    share = count / num_samples
+    return _grouped(dataset.y_test, C, share, np.asarray(drawn)[place])
 
 
 def by_owner(
@@ -119,34 +118,35 @@ def by_owner(
     Args:
       dataset: with `test_client`.
       num_clients: N; others may own test samples, too, and are left out.
-      most: M, clients to score, see `_some`; 0: all.
+      most: M, clients to score, see `_sampled`; 0: all.
       among: ids of those that may be scored; None: all.
 
     Raises:
       UserError: no test sample belongs to one of the clients.
     """
     owner = dataset.test_client
-    known = np.zeros(0, int) if owner is None else np.unique(owner[owner < num_clients])
-    known = known if among is None else np.intersect1d(known, among)
-    if owner is None or not len(known):
-        raise UserError(
-            f"--config.evaluation.clients=own: no test sample of {dataset.name} "
-            "belongs to a client; choose data with clients, or labels"
-        )
-    client = _some(known, most)
+    owner = np.zeros(0, int) if owner is None else owner
+    client = np.unique(owner[owner < num_clients])
+    client = client if among is None else np.intersect1d(client, among)
+    require(
+        len(client),
+        f"--config.evaluation.clients=own: no test sample of {dataset.name} belongs to "
+        "a client; choose data with clients, or labels",
+    )
+    client = _sampled(client, most)
     place = np.searchsorted(client, owner).clip(max=len(client) - 1)
     group = np.where(client[place] == owner, place, len(client))
-    return _of(group, len(client), None, client)
+    return _grouped(group, len(client), None, client)
 
 
-def _of(group: np.ndarray, number: int, share: Any, client: np.ndarray) -> ClientTest:
-    size = np.bincount(group, minlength=number)[:number]
-    return ClientTest(
-        group.astype(np.int32), size.astype(np.int32), share, client.astype(np.int32)
-    )
+def _grouped(
+    group: np.ndarray, number: int, share: Any, client: np.ndarray
+) -> ClientTest:
+    size = np.bincount(group, minlength=number)[:number].astype(np.int32)
+    return ClientTest(group.astype(np.int32), size, share, client.astype(np.int32))
 
 
-def _some(client: Int[np.ndarray, "n"], most: int) -> Int[np.ndarray, "m"]:
+def _sampled(client: Int[np.ndarray, "n"], most: int) -> Int[np.ndarray, "m"]:
     """At most so many of the clients, drawn with seed 0, ascending; 0: all."""
     if not 0 < most < len(client):
         return client
@@ -174,10 +174,10 @@ def by_client(
     score, share = score[:, tested], test.share[:, tested]
     finite = np.isfinite(score)
     with np.errstate(invalid="ignore"):  # 0/0: no class of the client is tested
-        found = np.where(finite, score, 0.0) @ (share / share.sum(1, keepdims=True)).T
-    found[np.isinf(score).astype(float) @ (share > 0).T > 0] = np.inf
-    found[np.isnan(score).any(axis=1)] = np.nan
-    return found
+        mean = np.where(finite, score, 0.0) @ (share / share.sum(1, keepdims=True)).T
+    mean[np.isinf(score).astype(float) @ (share > 0).T > 0] = np.inf
+    mean[np.isnan(score).any(axis=1)] = np.nan
+    return mean
 
 
 def summarized(
@@ -194,53 +194,54 @@ def summarized(
       which are ⌈n/10⌉, so that below ten it is the worst one; "std", of the n clients.
       NaN in an interval without a score.
     """
-    there, sign = ~np.isnan(values), -1 if losses else 1
-    count = there.sum(axis=1)
+    is_scored, sign = ~np.isnan(values), -1 if losses else 1
+    count = is_scored.sum(axis=1)
     ranked = np.sort(sign * values, axis=1)  # NaN comes last
     tenth = -(-count // 10)
-    among = np.arange(values.shape[1]) < tenth[:, None]
+    is_worst = np.arange(values.shape[1]) < tenth[:, None]
     with np.errstate(invalid="ignore"):  # 0/0, and infinite losses
-        mean = values.sum(axis=1, where=there) / count
-        worst = sign * ranked.sum(axis=1, where=among) / tenth
-        square = ((values - mean[:, None]) ** 2).sum(axis=1, where=there) / count
+        mean = values.sum(axis=1, where=is_scored) / count
+        worst = sign * ranked.sum(axis=1, where=is_worst) / tenth
+        square = ((values - mean[:, None]) ** 2).sum(axis=1, where=is_scored) / count
     return dict(zip(_OVER_CLIENTS, (mean, worst, np.sqrt(square)), strict=True))
 
 
 def named(
     test: ClientTest | None,
     history: Mapping[str, np.ndarray],
-    asked: Int[np.ndarray, "R K"] | None = None,
+    cohort: Int[np.ndarray, "R K"] | None = None,
 ) -> dict[str, np.ndarray]:
     """A history by name, its scores by group as those of `SERIES`, ``[R]``.
 
     Args:
       test: from `by_labels` or `by_owner`; None: no client is scored.
       history: arrays with the leading axis ``[R]``.
-      asked: ids of the clients that count in each interval, −1 for none; None: all m.
+      cohort: ids of the clients that count in each interval, −1 for none; None: all m.
     """
-    found = dict(history)
+    series = dict(history)
     for name in ("accuracy", "loss"):
-        values = found.pop(f"group_{name}", None)
+        values = series.pop(f"group_{name}", None)
         if test is None or values is None:
             continue
         parts = []
         for first in range(0, max(len(values), 1), _BLOCK):
             block = slice(first, first + _BLOCK)
-            each = by_client(test, values[block])
-            if asked is not None:
-                each = np.where(_among(test.client, asked[block]), each, np.nan)
-            parts.append(summarized(each, name == "loss"))
+            scores = by_client(test, values[block])
+            if cohort is not None:
+                is_member = _in_cohort(test.client, cohort[block])
+                scores = np.where(is_member, scores, np.nan)
+            parts.append(summarized(scores, name == "loss"))
         for s in _OVER_CLIENTS:
-            found[f"client_{name}_{s}"] = np.concatenate([part[s] for part in parts])
-    return found
+            series[f"client_{name}_{s}"] = np.concatenate([part[s] for part in parts])
+    return series
 
 
-def _among(
-    client: Int[np.ndarray, "m"], asked: Int[np.ndarray, "R K"]
+def _in_cohort(
+    client: Int[np.ndarray, "m"], cohort: Int[np.ndarray, "R K"]
 ) -> Bool[np.ndarray, "R m"]:
-    """Which of the clients are among those asked in each interval."""
-    place = np.searchsorted(client, asked).clip(max=len(client) - 1)
-    row, slot = np.nonzero(client[place] == asked)
-    found = np.zeros((len(asked), len(client)), bool)
-    found[row, place[row, slot]] = True
-    return found
+    """Which of the clients are in the cohort of each interval."""
+    place = np.searchsorted(client, cohort).clip(max=len(client) - 1)
+    row, slot = np.nonzero(client[place] == cohort)
+    is_member = np.zeros((len(cohort), len(client)), bool)
+    is_member[row, place[row, slot]] = True
+    return is_member

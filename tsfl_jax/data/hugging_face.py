@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tsfl_jax.data import natural
+from tsfl_jax.data import files, natural
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError, user_code
+from tsfl_jax.types import Dataset
 
 _PARTS = ("train", "test")
 _LAYOUTS = ("{}/*.arrow", "{}/*.parquet", "{}*.parquet")
@@ -38,53 +38,53 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: file, what is wrong and what was expected, in one line.
     """
     del seed
-    folder = natural.folder(settings, _LAYOUT)
+    folder = files.folder(settings, _LAYOUT)
     subfolders = [p for p in sorted(folder.glob("*/")) if p.name not in _PARTS]
     layouts = [
-        [_files(base, pattern.format(part)) for part in _PARTS]
+        [_paths(base, pattern.format(part)) for part in _PARTS]
         for base in (folder, *subfolders)
         for pattern in _LAYOUTS
     ]
     layouts = [layout for layout in layouts if any(layout)]
-    if len(layouts) != 1 or not layouts[0][0]:
-        names = [str(sum(layout, [])[0].relative_to(folder)) for layout in layouts]
-        raise UserError(
-            f"--config.data.dir={folder}: expected one of {_LAYOUT}, got "
-            f"{', '.join(names) or 'none'}; of several, name the subfolder of one"
-        )
+    names = [str(sum(layout, [])[0].relative_to(folder)) for layout in layouts]
+    files.require(
+        len(layouts) == 1 and layouts[0][0],
+        f"--config.data.dir={folder}: expected one of {_LAYOUT}, got "
+        f"{', '.join(names) or 'none'}; of several, name the subfolder of one",
+    )
     train, test = layouts[0]
     test_samples = _samples(settings, test) if test else None
-    return natural.dataset(settings, folder, _samples(settings, train), test_samples)
+    train_samples = _samples(settings, train)
+    return natural.from_samples(settings, folder, train_samples, test_samples)
 
 
-def _files(base: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+def _paths(base: pathlib.Path, pattern: str) -> list[pathlib.Path]:
     """The files of a part; beside those of save_to_disk may be cache-*.arrow."""
     paths = sorted(base.glob(pattern))
     state = (base / pattern).parent / "state.json"
     if not pattern.endswith(".arrow") or not state.is_file():
         return paths
-    with user_code(f"{state}: cannot be read", "expected save_to_disk's _data_files"):
+    with files.reading(state, "save_to_disk's _data_files"):
         entries = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
         return [state.parent / pathlib.Path(f["filename"]).name for f in entries]
 
 
-def _samples(settings: DataConfig, files: list[pathlib.Path]) -> natural.Samples:
-    tables = [_table(path) for path in files]
-    names = natural.columns(settings, tables[0].column_names, files[0], client=True)
+def _samples(settings: DataConfig, paths: list[pathlib.Path]) -> natural.ClientSamples:
+    tables = [_table(path) for path in paths]
+    names = natural.columns(settings, tables[0].column_names, paths[0], client=True)
 
     def column(name: str) -> Any:
-        pairs = zip(files, tables, strict=True)
+        pairs = zip(paths, tables, strict=True)
         values = [_values(path, name, table) for path, table in pairs if table.num_rows]
-        return natural.joined(values, f"{files[0].parent}: column {name}")
+        return natural.joined(values, f"{paths[0].parent}: column {name}")
 
     columns: list[Any] = [column(name) if name else None for name in names]
-    return natural.Samples(*columns)
+    return natural.ClientSamples(*columns)
 
 
 def _table(path: pathlib.Path) -> Any:
-    pa = natural.package("pyarrow", "--config.data.name=hugging_face")
-    parquet = natural.package("pyarrow.parquet", "--config.data.name=hugging_face")
-    with user_code(f"{path}: cannot be read", "expected Arrow streams or Parquet"):
+    pa, parquet = files.package("pyarrow"), files.package("pyarrow.parquet")
+    with files.reading(path, "Arrow streams or Parquet"):
         if path.suffix == ".parquet":
             return parquet.read_table(path)
         with pa.memory_map(str(path)) as source:
@@ -95,10 +95,10 @@ def _table(path: pathlib.Path) -> Any:
 
 def _values(path: pathlib.Path, name: str, table: Any) -> Any:
     """A column as an array, as texts, or as decoded images."""
-    expected = "expected values of one shape without null; images of one size and mode"
-    with user_code(f"{path}: column {name}: cannot be read", expected):
-        if table[name].null_count:
-            raise ValueError(f"{table[name].null_count} values are null")
+    expected = "values of one shape without null; images of one size and mode"
+    with files.reading(f"{path}: column {name}", expected):
+        missing = table[name].null_count
+        files.check(not missing, f"{missing} values are null")
         values = table[name].to_pylist()
         if isinstance(values[0], dict):  # an image: {"bytes": …, "path": …}
             return np.stack([_image(value) for value in values])
@@ -113,10 +113,10 @@ def _values(path: pathlib.Path, name: str, table: Any) -> Any:
 
 def _image(value: dict[str, Any]) -> np.ndarray:
     """The pixels of an image, uint8 [H, W] or [H, W, 3]."""
-    pil = natural.package("PIL.Image", "--config.data.name=hugging_face")
-    if not value.get("bytes"):
-        raise ValueError("an image without bytes, such as one with a path only")
+    pil = files.package("PIL.Image")
+    files.check(value.get("bytes"), "an image without bytes, such as one with a path")
     image = pil.open(io.BytesIO(value["bytes"]))
-    if image.mode not in _MODES or (image.mode == "P" and "transparency" in image.info):
-        raise ValueError(f"an image of mode {image.mode}; convert it to L or RGB")
+    transparent = image.mode == "P" and "transparency" in image.info
+    lossless = image.mode in _MODES and not transparent
+    files.check(lossless, f"an image of mode {image.mode}; convert it to L or RGB")
     return np.asarray(image.convert(_MODES[image.mode]))

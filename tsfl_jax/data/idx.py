@@ -14,23 +14,25 @@ import math
 import os
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
 from tsfl_jax import host_memory
-from tsfl_jax.data import in_memory, natural
+from tsfl_jax.data import files, in_memory
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError, user_code
+from tsfl_jax.types import Dataset, UserError
 
-_UNSIGNED_BYTE = 0x08  # third byte of a file
-# Argument of `make_dataset` → name of its file, and number of axes.
-_FILES = {
-    "x_train": ("train-images-idx3-ubyte", 3),
-    "y_train": ("train-labels-idx1-ubyte", 1),
-    "x_test": ("t10k-images-idx3-ubyte", 3),
-    "y_test": ("t10k-labels-idx1-ubyte", 1),
-}
+# Part of EMNIST, split, what it holds, and whether it is compressed.
+_NAME = re.compile(
+    r"(?:emnist-(\w+)-)?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?"
+)
+_FILES = ", ".join(
+    f"{split}-{kind}-ubyte"
+    for split in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+)
 
 
 def read(settings: DataConfig, seed: int = 0) -> Dataset:
@@ -52,63 +54,53 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: folder or file, what is wrong and what was expected, in one line.
     """
     del seed
-    names = ", ".join(name for name, _ in _FILES.values())
-    folder = natural.folder(settings, f"the files {names}")
-    held = sorted(os.listdir(folder))
-    part = _emnist_part(folder, held, settings.file)
-    arrays = {
-        key: _array(_find(folder, held, name, part), axes)
-        for key, (name, axes) in _FILES.items()
-    }
+    folder = files.folder(settings, f"the files {_FILES}")
+    part, paths = _paths(folder, settings.file)
+    arrays: dict[str, Any] = {name: _load(path) for name, path in paths.items()}
     if part:
-        least = arrays["y_train"].min(initial=1)
-        for key in ("train", "test"):
-            arrays[f"x_{key}"] = arrays[f"x_{key}"].swapaxes(1, 2)
-            arrays[f"y_{key}"] = arrays[f"y_{key}"] - min(least, 1)
+        first_label = min(arrays["y_train"].min(initial=1), 1)
+        for split in ("train", "test"):
+            arrays[f"x_{split}"] = arrays[f"x_{split}"].swapaxes(1, 2)
+            arrays[f"y_{split}"] = arrays[f"y_{split}"] - first_label
     dataset = in_memory.make_dataset(**arrays, name=str(folder))
-    shown = f"emnist-{part}" if part else folder.resolve().name
-    return dataset._replace(name=f"idx({shown})")
+    name = f"emnist-{part}" if part else folder.resolve().name
+    return dataset._replace(name=f"idx({name})")
 
 
-def _emnist_part(folder: pathlib.Path, held: list[str], asked: str) -> str:
-    """The part of EMNIST in a folder; "" for the files of MNIST."""
-    found = [re.match(r"emnist-(\w+)-train-images", name) for name in held]
-    parts = sorted({match[1] for match in found if match})
-    if asked and asked not in parts or not asked and len(parts) > 1:
+def _paths(folder: pathlib.Path, part: str) -> tuple[str, dict[str, pathlib.Path]]:
+    """The part of EMNIST, "" for MNIST, and its files by argument of `make_dataset`."""
+    names = sorted(os.listdir(folder))
+    paths: dict[str, dict[str, pathlib.Path]] = {}
+    for match in filter(None, map(_NAME.fullmatch, reversed(names))):  # plain ones last
+        axis = {"images": "x", "labels": "y"}[match[3]]
+        split = "train" if match[2] == "train" else "test"
+        paths.setdefault(match[1] or "", {})[f"{axis}_{split}"] = folder / match[0]
+    part = part or "".join(list(paths)[: len(paths) == 1])
+    if len(paths.get(part, ())) < 4:
+        listing = ", ".join(names[:8]) + ", …" * (len(names) > 8)
         raise UserError(
-            f"--config.data.file={asked or repr('')}: {folder} has "
-            f"{', '.join(parts) or 'no part'} of EMNIST; expected one of them"
+            f"--config.data.dir={folder}: expected the files {_FILES} (or .gz), or "
+            "those of the part of EMNIST that --config.data.file names; it holds "
+            f"{listing or 'nothing'}"
         )
-    return asked or "".join(parts)
+    return part, paths[part]
 
 
-def _find(folder: pathlib.Path, held: list[str], name: str, part: str) -> pathlib.Path:
-    """The file of that name, or of one of its variants; `part` of EMNIST, or ""."""
-    name = f"emnist-{part}-{name.replace('t10k', 'test')}" if part else name
-    known = [name, name.replace("-idx", ".idx")]
-    for variant in (*known, *(f"{n}.gz" for n in known)):
-        if variant in held:
-            return folder / variant
-    shown = ", ".join(held[:8]) + ", …" * (len(held) > 8)
-    raise UserError(
-        f"--config.data.dir={folder}: no {name} (or {name}.gz); it holds "
-        f"{shown or 'nothing'}"
-    )
-
-
-def _array(path: pathlib.Path, axes: int) -> UInt8[np.ndarray, "..."]:
+def _load(path: pathlib.Path) -> UInt8[np.ndarray, "..."]:
     """The values of one file; exactly as many as its header announces."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    expected = f"expected an IDX file of unsigned bytes with {axes} axes"
-    with user_code(f"{path}: cannot be read", expected), opened(path, "rb") as file:
-        header, magic = file.read(4 + 4 * axes), bytes((0, 0, _UNSIGNED_BYTE, axes))
-        if header[:4] != magic:
-            begins = header[:4].hex() or "nothing"
-            raise ValueError(f"it begins with {begins}, not with {magic.hex()}")
+    axes = 3 if "-images" in path.name else 1
+    open_file = gzip.open if path.suffix == ".gz" else open
+    expected = f"an IDX file of unsigned bytes with {axes} axes"
+    with files.reading(path, expected), open_file(path, "rb") as file:
+        header, magic = file.read(4 + 4 * axes), bytes((0, 0, 8, axes))
+        start = header[:4].hex() or "nothing"
+        files.check(start == magic.hex(), f"it begins with {start}, not {magic.hex()}")
         shape = tuple(map(int, np.frombuffer(header, ">u4", axes, 4)))
         count = math.prod(shape)
         host_memory.require(str(path), count, f"values of shape {shape}")
         values = file.read(count + 1)
-        if len(values) != count:
-            raise ValueError(f"shape {shape} is {count} values, not {len(values)}")
+        files.check(
+            len(values) == count,
+            f"shape {shape} is {count} values, not {len(values)}",
+        )
         return np.frombuffer(values, np.uint8).reshape(shape)

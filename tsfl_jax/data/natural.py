@@ -1,14 +1,12 @@
 """Federated data as they are: one table of samples, and the client of each sample.
 
-What the readers of formats share. A reader gives the `Samples` of its files; here they
-become a `Dataset`: text becomes tokens, names of clients become numbers.
+What the readers of formats share. A reader gives the `ClientSamples` of its files; here
+they become a `Dataset`: text becomes tokens, names of clients become numbers.
 """
 
 import glob
-import importlib
-import os
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +14,16 @@ from jaxtyping import Bool, Shaped
 
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
-from tsfl_jax.data import in_memory, text
+from tsfl_jax.data import files, in_memory, tokens
+from tsfl_jax.data.files import require
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError, user_code
+from tsfl_jax.types import Dataset
 
 # What samples, labels and clients are called, the first that a file has.
 _SAMPLES = ("pixels", "image", "img", "x", "snippets", "tokens", "text", "sentence")
 _LABELS = ("label", "labels", "y", "character", "fine_label")
 _CLIENTS = ("client", "client_id", "writer_id", "user_id", "user", "author", "speaker")
+Client = tuple[Any, Any, Any]  # name, samples, labels or None
 
 
 @component("data")
@@ -35,7 +35,7 @@ class ColumnsConfig:
     )
 
 
-class Samples(NamedTuple):
+class ClientSamples(NamedTuple):
     """Samples of one part, training or test, of all clients."""
 
     x: np.ndarray | list[str]  # [M, ...], or M texts
@@ -43,81 +43,76 @@ class Samples(NamedTuple):
     client: np.ndarray | list  # [M], names or numbers
 
 
-def folder(settings: DataConfig, holds: str) -> pathlib.Path:
-    """The folder ``data.dir``, or what is wrong with it in one line."""
-    flag = f"--config.data.name={settings.name}"
-    if not settings.dir:
-        raise UserError(f"{flag} needs --config.data.dir=FOLDER with {holds}")
-    what = f"--config.data.dir={settings.dir}: cannot be read"
-    with user_code(what, f"expected a folder with {holds}"):
-        found = pathlib.Path(settings.dir).expanduser()
-        os.listdir(found)
-        return found
-
-
-def read_pair(
-    samples: Callable[[DataConfig, pathlib.Path], Samples],
-    ending: str,
+def read(
+    clients: Callable[[DataConfig, pathlib.Path], Iterable[Client]],
+    layout: str,
+    expected: str,
     settings: DataConfig,
     seed: int = 0,
 ) -> Dataset:
-    """Read the two files of a folder that end with train and test and the `ending`.
+    """Read files of training samples and files of test samples from a folder.
 
     Args:
-      samples: function of the settings and a file, to its samples.
-      ending: ".h5" or ".sqlite".
+      clients: function of the settings and a file, to name, samples and labels of each
+        of its clients.
+      layout: such as "{}/*.json", where {} is train or test and may be several files,
+        or "*{}.h5", which is one file.
+      expected: what such a file is.
       settings: `dir` is the folder, `file` what comes before _train, of several;
         `columns` names the features, if others are wanted.
       seed: ignored.
 
     Returns:
-      A `Dataset`; pixels as stored, in EMNIST 1 is the background.
+      A `Dataset`; 784 numbers of LEAF become an image [28, 28, 1]. Pixels are as
+      stored, in EMNIST 1 is the background.
 
     Raises:
       UserError: file, what is wrong and what was expected, in one line.
     """
     del seed
-    where = folder(settings, f"files *train{ending} and *test{ending}")
-    files = [_file(settings, where, part, ending) for part in ("train", "test")]
-    return dataset(settings, where, *(samples(settings, path) for path in files))
-
-
-def _file(
-    settings: DataConfig, folder: pathlib.Path, part: str, ending: str
-) -> pathlib.Path:
-    """The only file of a part, such as ``shakespeare_train.h5``."""
-    pattern = f"{glob.escape(settings.file)}_{part}" if settings.file else f"*{part}"
-    found = sorted(folder.glob(f"{pattern}{ending}"))
-    if len(found) != 1:
-        shown = ", ".join(path.name for path in found) or "none"
-        raise UserError(
-            f"--config.data.dir={folder}: expected one file {pattern}{ending}, got "
-            f"{shown}; of several, --config.data.file chooses: what comes before "
-            f"_{part}{ending}"
+    content = " and ".join(layout.format(part) for part in ("train", "test"))
+    folder, parts = files.folder(settings, f"files {content}"), []
+    prefix = f"{glob.escape(settings.file)}_" if settings.file else "*"
+    for part in ("train", "test"):
+        pattern = layout.replace("*{}", prefix + part).replace("{}", part)
+        paths = sorted(folder.glob(pattern))
+        names = ", ".join(path.name for path in paths) or "none"
+        require(
+            paths and (len(paths) == 1 or "/" in layout),
+            f"--config.data.dir={folder}: expected {pattern}, got {names}; of several, "
+            f"--config.data.file chooses: what comes before _{part}",
         )
-    return found[0]
+        by_client = []
+        for path in paths:
+            with files.reading(path, expected):
+                by_client += clients(settings, path)
+        parts.append(_samples(by_client, folder))
+    return from_samples(settings, folder, *parts)
 
 
-def package(name: str, what: str) -> Any:
-    """A package that only some formats need."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"{what} needs the package {name}, which is not installed: "
-            "pip install 'tsfl_jax[natural]'"
-        ) from error
+def _samples(clients: list[Client], folder: pathlib.Path) -> ClientSamples:
+    """The samples of all clients, which have labels or have none."""
+    has_labels = bool(clients) and clients[0][2] is not None
+    for name, x, y in clients:
+        require(
+            (y is not None) == has_labels and len(x if y is None else y) == len(x),
+            f"{folder}: client {name}: expected a label per sample, or none at all",
+        )
+    x = joined([x for _, x, _ in clients], folder)
+    y = joined([y for _, _, y in clients], folder) if has_labels else None
+    names = joined([[name] * len(x) for name, x, _ in clients], folder)
+    return ClientSamples(x, y, [*names])
 
 
 def columns(
-    settings: Any, held: Collection[str], where: object, client: bool = False
+    settings: Any, names: Collection[str], path: object, client: bool = False
 ) -> list[str]:
-    """The names of samples, labels and, where asked for, clients; "" for no labels.
+    """The names of samples, labels and, on demand, clients; "" for no labels.
 
     Args:
       settings: `columns`, "" for the usual names.
-      held: all names that there are.
-      where: the file, for messages.
+      names: of all columns that there are.
+      path: the file, for messages.
       client: whether a column names the clients.
 
     Raises:
@@ -125,26 +120,22 @@ def columns(
     """
     usual = (_SAMPLES, _LABELS, _CLIENTS)[: 2 + client]
     if settings.columns:
-        names = [name.strip() for name in settings.columns.split(",")]
+        chosen = [name.strip() for name in settings.columns.split(",")]
     else:
-        names = [next((n for n in some if n in held), "") for some in usual]
-    least = [name for i, name in enumerate(names) if name or i != 1]
-    if len(names) != len(usual) or not set(least) <= set(held):
-        wanted = "samples,labels" + ",clients" * client
-        raise UserError(
-            f"--config.data.columns={settings.columns!r}: {where} holds "
-            f"{', '.join(sorted(held))}; expected the names of {wanted}; none between "
-            "two commas: the next token is predicted"
-        )
-    return names
+        chosen = [next((n for n in group if n in names), "") for group in usual]
+    needed = {name for i, name in enumerate(chosen) if name or i != 1}
+    require(
+        len(chosen) == len(usual) and needed <= set(names),
+        f"--config.data.columns={settings.columns!r}: {path} holds "
+        f"{', '.join(sorted(names))}; expected the names of samples,labels"
+        f"{',clients' * client}; none between two commas: the next token is predicted",
+    )
+    return chosen
 
 
-def joined(parts: list[Any], where: object) -> np.ndarray | list[str]:
+def joined(parts: list[Any], path: object) -> np.ndarray | list[str]:
     """What several clients or files hold, as one array, or as one list of texts."""
-    if not parts:
-        raise UserError(f"{where}: no samples")
-    expected = "expected numbers of one shape, or texts"
-    with user_code(f"{where}: cannot be read", expected):
+    with files.reading(path, "samples: numbers of one shape, or texts"):
         if not isinstance(parts[0], list):
             parts = [np.asarray(part) for part in parts]
             if parts[0].dtype.kind not in "OSU":
@@ -154,22 +145,11 @@ def joined(parts: list[Any], where: object) -> np.ndarray | list[str]:
         return [t.decode() if isinstance(t, bytes) else str.__str__(t) for t in texts]
 
 
-def of_clients(parts: list[tuple[Any, Any, Any]], where: object) -> Samples:
-    """The samples of clients, from name, x and y of each; y None: no labels."""
-    has_labels = bool(parts) and parts[0][2] is not None
-    for client, x, y in parts:
-        if (y is not None) != has_labels or has_labels and len(y) != len(x):
-            raise UserError(
-                f"{where}: client {client}: expected a label per sample, or none at all"
-            )
-    samples = joined([x for _, x, _ in parts], where)
-    labels = joined([y for _, _, y in parts], where) if has_labels else None
-    names = joined([[client] * len(x) for client, x, _ in parts], where)
-    return Samples(samples, labels, [*names])
-
-
-def dataset(
-    settings: Any, where: pathlib.Path, train: Samples, test: Samples | None
+def from_samples(
+    settings: Any,
+    folder: pathlib.Path,
+    train: ClientSamples,
+    test: ClientSamples | None,
 ) -> Dataset:
     """The data set of the samples of all clients.
 
@@ -179,7 +159,7 @@ def dataset(
 
     Args:
       settings: `tokens`, `length`, `vocabulary` of text.
-      where: the folder, for names and messages.
+      folder: for names and messages.
       train, test: likewise; None: a tenth of each client's samples, always the same
         ones, is the test set.
 
@@ -191,55 +171,69 @@ def dataset(
       UserError: samples that do not fit together, in one line.
     """
     if test is None:
-        held = _tenth(np.asarray(train.client))
-        train, test = _some(train, ~held), _some(train, held)
-    if (type(train.x), type(train.y)) != (type(test.x), type(test.y)):
-        raise UserError(
-            f"{where}: expected texts, and labels, in both train and test or neither"
-        )
-    made, classes = [train, test], 0
+        is_test = _tenth(np.asarray(train.client))
+        train, test = _subset(train, ~is_test), _subset(train, is_test)
+    require(
+        (type(train.x), type(train.y)) == (type(test.x), type(test.y)),
+        f"{folder}: expected texts, and labels, in both train and test or neither",
+    )
+    num_classes = 0
     if isinstance(train.x, list):
-        if all(sample.endswith((".jpg", ".jpeg", ".png")) for sample in train.x):
-            raise UserError(
-                f"{where}: {train.x[0]!r} is a file's name; expected images or text"
-            )
-        labels = train.y if isinstance(train.y, list) else []
-        texts, S = [*train.x, *labels], settings.length
-        known = text.vocabulary(texts, settings.tokens, settings.vocabulary)
-        made = [_tokens(part, known, settings.tokens, S) for part in made]
-        if train.y is None or labels:
-            classes = text.RESERVED + len(known)
-    elif train.y is None:
-        raise UserError(f"{where}: samples without labels are expected to be text")
+        train, test, num_classes = _tokenized(train, test, settings, folder)
+    require(train.y is not None, f"{folder}: expected labels, or text without them")
     # A class may be in the test part only.
-    labels = np.concatenate([np.asarray(part.y).ravel() for part in made])
-    if not classes and labels.dtype.kind in "iu":
-        classes = int(labels.max(initial=0)) + 1
-    parts = (made[0].x, made[0].y, made[1].x, made[1].y)
-    clients: dict[str, Any] = {"client": made[0].client, "test_client": made[1].client}
-    name = f"{settings.name}({where.resolve().name})"
-    if settings.name in ("tff", "fedjax") and np.ndim(made[0].x) == 3:
-        clients["add_channel"] = True  # EMNIST's pixels are floats [M, 28, 28]
-    return in_memory.make_dataset(*parts, name=name, num_classes=classes, **clients)
+    labels = np.concatenate([np.asarray(part.y).ravel() for part in (train, test)])
+    if not num_classes and labels.dtype.kind in "iu":
+        num_classes = int(labels.max(initial=0)) + 1
+    # EMNIST's pixels are floats [M, 28, 28].
+    gray = settings.name in ("tff", "fedjax") and np.ndim(train.x) == 3
+    return in_memory.make_dataset(
+        train.x,
+        train.y,
+        test.x,
+        test.y,
+        name=f"{settings.name}({folder.resolve().name})",
+        num_classes=num_classes,
+        client=train.client,
+        test_client=test.client,
+        add_channel=True if gray else None,
+    )
 
 
-def _tokens(part: Samples, known: dict[str, int], tokens: str, S: int) -> Samples:
-    """Texts as tokens."""
-    texts, labels = list(part.x), part.y
+def _tokenized(
+    train: ClientSamples, test: ClientSamples, settings: Any, folder: pathlib.Path
+) -> tuple[ClientSamples, ClientSamples, int]:
+    """Texts as tokens, and their number where they are predicted, else 0."""
+    is_image = all(text.endswith((".jpg", ".jpeg", ".png")) for text in train.x)
+    message = f"{folder}: {train.x[0]!r} is a file's name; expected images or text"
+    require(not is_image, message)
+    labels = train.y if isinstance(train.y, list) else []
+    texts, unit = [*train.x, *labels], settings.tokens
+    vocabulary = tokens.vocabulary(texts, unit, settings.vocabulary)
+    predicted = train.y is None or bool(labels)
+    train, test = (_token_rows(part, vocabulary, settings) for part in (train, test))
+    return train, test, predicted * (tokens.RESERVED + len(vocabulary))
+
+
+def _token_rows(
+    part: ClientSamples, vocabulary: dict[str, int], settings: Any
+) -> ClientSamples:
+    texts, labels, unit = list(part.x), part.y, settings.tokens
     if labels is None:
-        x, source = text.sequences(texts, known, tokens, S)
-        real = (x != text.PADDING).sum(axis=1)
-        y = x[np.arange(len(x)), real - 1]  # only for the mix of labels
-        return Samples(x, y, np.asarray(part.client)[source])
+        x, text = tokens.sequences(texts, vocabulary, unit, settings.length)
+        lengths = (x != tokens.PADDING).sum(axis=1)
+        y = x[np.arange(len(x)), lengths - 1]  # only for the mix of labels
+        return ClientSamples(x, y, np.asarray(part.client)[text])
     if isinstance(labels, list):
-        wrong = [label for label in labels if len(text.split(label, tokens)) != 1]
-        if wrong:
-            raise UserError(
-                f"--config.data.tokens={tokens}: the label {wrong[0]!r} is not one "
-                "token; expected the next one, or numbers of classes"
-            )
-        labels = np.array([known.get(label, text.UNKNOWN) for label in labels])
-    return Samples(text.rows(texts, known, tokens, S), labels, part.client)
+        wrong = [label for label in labels if len(tokens.split(label, unit)) != 1]
+        require(
+            not wrong,
+            f"--config.data.tokens={unit}: the label {''.join(wrong[:1])!r} is not one "
+            "token; expected the next one, or numbers of classes",
+        )
+        labels = np.array([vocabulary.get(label, tokens.UNKNOWN) for label in labels])
+    x = tokens.rows(texts, vocabulary, unit, settings.length)
+    return ClientSamples(x, labels, part.client)
 
 
 def _tenth(client: Shaped[np.ndarray, "M"]) -> Bool[np.ndarray, "M"]:
@@ -248,22 +242,22 @@ def _tenth(client: Shaped[np.ndarray, "M"]) -> Bool[np.ndarray, "M"]:
     order = mixed[np.argsort(client[mixed], kind="stable")]
     _, start, size = np.unique(client[order], return_index=True, return_counts=True)
     rank = np.arange(len(client)) - np.repeat(start, size)
-    held = np.zeros(len(client), bool)
-    held[order] = rank < np.repeat(size // 10, size)
-    if not held.any():
-        raise UserError(
-            "data.dir: no test samples, and no client has ten samples, of which one "
-            "would be for tests"
-        )
-    return held
+    is_test = np.zeros(len(client), bool)
+    is_test[order] = rank < np.repeat(size // 10, size)
+    require(
+        is_test.any(),
+        "data.dir: no test samples, and no client has ten samples, of which one would "
+        "be for tests",
+    )
+    return is_test
 
 
-def _some(samples: Samples, kept: Bool[np.ndarray, "M"]) -> Samples:
-    rows = np.flatnonzero(kept)
+def _subset(samples: ClientSamples, chosen: Bool[np.ndarray, "M"]) -> ClientSamples:
+    rows = np.flatnonzero(chosen)
 
-    def of(values: Any) -> Any:
+    def pick(values: Any) -> Any:
         listed = isinstance(values, list)
         return [values[i] for i in rows] if listed else values[rows]
 
-    labels = None if samples.y is None else of(samples.y)
-    return Samples(of(samples.x), labels, of(samples.client))
+    labels = None if samples.y is None else pick(samples.y)
+    return ClientSamples(pick(samples.x), labels, pick(samples.client))

@@ -14,13 +14,23 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
+from numpy.random import Generator
 
 from tsfl_jax import host_memory
-from tsfl_jax.components import Part, check_name, checker, component, setting
+from tsfl_jax.components import Part, component, setting
 from tsfl_jax.data import class_counts, whole_splits
+from tsfl_jax.data.files import require
 from tsfl_jax.timeline import copula
-from tsfl_jax.types import Partition, UserError
+from tsfl_jax.types import Partition
+
+Labels = Shaped[np.ndarray, "M"]  # classes of the training samples
+Sizes = Int[np.ndarray, "N"]  # samples of each client
+Stock = Int[np.ndarray, "C"]  # samples of each class
+Shares = Float[np.ndarray, "N C"]  # of the classes; rows sum to 1
+Counts = Int[np.ndarray, "N C"]  # samples of each class
+Scores = Float[np.ndarray, "N"]  # of the clients, see `timeline.copula`
+Rows = Int[np.ndarray, "_"]  # indices of samples
 
 
 @component("partition")
@@ -36,38 +46,32 @@ class PartitionConfig:
     iid_share: float = setting(
         0.0, "share of each client's samples that is drawn IID", low=0, below=1
     )
-    common: bool = setting(False, "the IID share is the same samples for all clients")
+    common: bool = setting(
+        False,
+        "the IID share is the same samples for all clients",
+        used_by=("iid_share", ()),
+    )
     online: bool = setting(
         False,
         "in every interval new samples of the same classes, drawn from all",
-        static=True,
     )
 
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse common samples where there are none."""
+        """Refuse common samples where each client draws its own."""
         del config, rule
-        if self.common and self.online:
-            raise UserError(
-                "--config.partition.common=True with --config.partition.online=True: "
-                "each client draws its own samples in every interval, so that none are "
-                "common to all; leave out one of them"
-            )
-        if self.common and not self.iid_share:
-            raise UserError(
-                "--config.partition.common=True: would be ignored with "
-                "--config.partition.iid_share=0.0"
-            )
-
-
-_check = checker(PartitionConfig)
+        require(
+            not (self.common and self.online),
+            "--config.partition.common=True with --config.partition.online=True: each "
+            "client draws its own samples in every interval; leave out one of them",
+        )
 
 
 def make_partition(
-    labels: Shaped[np.ndarray, "M"],
-    capacity: Int[np.ndarray, "N"],
+    labels: Labels,
+    capacity: Sizes,
     settings: PartitionConfig,
-    rng: np.random.Generator,
-    rarity: Float[np.ndarray, "N"] | None = None,
+    rng: Generator,
+    rarity: Scores | None = None,
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
 
@@ -98,109 +102,96 @@ def make_partition(
       UserError: a value out of range, or more samples requested than there are.
     """
     capacity = capacity.astype(np.int64)
-    _check("partition.iid_share", settings.iid_share)
     if settings.iid_share > 0:
         return _partly_iid(labels, capacity, settings, rng, rarity)
-    check_name("partition.kind", settings.kind, PARTITIONS)
-    _check("partition.alpha", settings.alpha)
-    _check_stock(len(labels), capacity, int(capacity.sum()), settings.replacement)
+    total = int(capacity.sum())
+    _check_stock(len(labels), capacity, total, settings.replacement)
     _check_memory(capacity, len(np.unique(labels)), settings.kind)
-    sharing = int(capacity.sum()) > len(labels)
     if PARTITIONS[settings.kind].make is None:
         class_index, counts = [rng.permutation(len(labels))], capacity[:, None]
         notes = ()
     else:
         class_index, counts, notes = _by_class(labels, capacity, settings, rng, rarity)
-    if sharing:
-        notes += (_shared(int(capacity.sum()), len(labels)),)
-    return _partition(counts, class_index, notes, rng)
+    return _partition(counts, class_index, notes + _shared(total, len(labels)), rng)
 
 
 def _partly_iid(
-    labels: Shaped[np.ndarray, "M"],
-    capacity: Int[np.ndarray, "N"],
+    labels: Labels,
+    capacity: Sizes,
     settings: PartitionConfig,
-    rng: np.random.Generator,
-    rarity: Float[np.ndarray, "N"] | None,
+    rng: Generator,
+    rarity: Scores | None,
 ) -> Partition:
     """A share of every client's samples drawn IID, the rest by kind.
 
     As in Karimireddy et al., "SCAFFOLD", ICML 2020 (s % similarity), or with samples
     that all clients have in Zhao et al., "Federated Learning with Non-IID Data" (2018).
     """
-    N, whole, common = len(capacity), np.arange(len(labels)), settings.common
-    part = np.minimum(np.rint(capacity * settings.iid_share), capacity - 1)
-    part = part.astype(np.int64)
-    used = int(part.max() if common else part.sum())
-    total = used + int((capacity - part).sum())
+    N, most, common = len(capacity), int(capacity.max()), settings.common
+    iid_size = np.minimum(np.rint(capacity * settings.iid_share), capacity - 1)
+    iid_size = iid_size.astype(np.int64)
+    num_iid = int(iid_size.max() if common else iid_size.sum())
+    total = num_iid + int((capacity - iid_size).sum())
     _check_stock(len(labels), capacity, total, settings.replacement)
     sharing = total > len(labels)
     order = rng.permutation(len(labels))
     # With too few samples both parts are drawn from all of them.
-    rest = whole if sharing else np.sort(order[used:])
-    own = make_partition(
-        labels[rest],
-        capacity - part,
+    pool = np.arange(len(labels)) if sharing else np.sort(order[num_iid:])
+    skewed = make_partition(
+        labels[pool],
+        capacity - iid_size,
         dataclasses.replace(settings, iid_share=0.0),
         rng,
         rarity,
     )
-    start = np.zeros(N, np.int64) if common else np.cumsum(part) - part
-    most = int(capacity.max())
+    start = np.zeros(N, np.int64) if common else np.cumsum(iid_size) - iid_size
     indices = np.empty((N, most), np.int32)
     for i in range(N):
-        drawn = order[(start[i] + np.arange(part[i])) % len(order)]
-        others = rest[own.indices[i, : capacity[i] - part[i]]]
+        iid = order[(start[i] + np.arange(iid_size[i])) % len(order)]
+        by_kind = pool[skewed.indices[i, : capacity[i] - iid_size[i]]]
         if sharing:
-            others = _none_twice(others, drawn, labels, rng)
-        held = np.concatenate([drawn, others])
-        indices[i] = np.resize(rng.permutation(held), most)
-    notes = own.notes
-    if sharing:  # that of the rest alone would have its numbers
-        notes = tuple(note for note in notes if "several clients" not in note)
-        notes += (_shared(total, len(labels)),)
+            by_kind = _none_twice(by_kind, iid, labels, rng)
+        row = np.concatenate([iid, by_kind])
+        indices[i] = np.resize(rng.permutation(row), most)
+    # That of the skewed part alone would have its numbers.
+    notes = tuple(note for note in skewed.notes if "several clients" not in note)
+    notes += _shared(total, len(labels))
     return Partition(indices, capacity.astype(np.int32), notes)
 
 
-def _shared(requested: int, there: int) -> str:
-    return (
-        f"the clients hold {requested} samples and there are {there}: some samples are "
+def _shared(requested: int, stock: int) -> tuple[str, ...]:
+    """A note where clients hold the same samples."""
+    note = (
+        f"the clients hold {requested} samples and there are {stock}: some samples are "
         "held by several clients, as --config.partition.replacement=True allows"
     )
+    return (note,) * (requested > stock)
 
 
-def _none_twice(
-    found: Int[np.ndarray, "n"],
-    held: Int[np.ndarray, "k"],
-    labels: Shaped[np.ndarray, "M"],
-    rng: np.random.Generator,
-) -> Int[np.ndarray, "n"]:
-    """The samples, those that the client holds already replaced by others.
+def _none_twice(row: Rows, taken: Rows, labels: Labels, rng: Generator) -> Rows:
+    """The samples of a row, those that the client has taken replaced by others.
 
     By one of the same class where there is one left, else by any.
     """
-    twice = np.flatnonzero(np.isin(found, held))
-    if not twice.size:
-        return found
-    found = found.copy()
-    free = np.ones(len(labels), bool)
-    free[found] = free[held] = False
-    for place in twice:
-        same = np.flatnonzero(free & (labels == labels[found[place]]))
-        found[place] = rng.choice(same if same.size else np.flatnonzero(free))
-        free[found[place]] = False
-    return found
+    row, free = row.copy(), np.ones(len(labels), bool)
+    free[row] = free[taken] = False
+    for place in np.flatnonzero(np.isin(row, taken)):
+        same_class = np.flatnonzero(free & (labels == labels[row[place]]))
+        pool = same_class if same_class.size else np.flatnonzero(free)
+        row[place] = rng.choice(pool)
+        free[row[place]] = False
+    return row
 
 
 def _by_class(
-    labels: Shaped[np.ndarray, "M"],
-    capacity: Int[np.ndarray, "N"],
+    labels: Labels,
+    capacity: Sizes,
     settings: PartitionConfig,
-    rng: np.random.Generator,
-    rarity: Float[np.ndarray, "N"] | None,
-) -> tuple[list[Int[np.ndarray, "_"]], Int[np.ndarray, "N C"], tuple[str, ...]]:
+    rng: Generator,
+    rarity: Scores | None,
+) -> tuple[list[Rows], Counts, tuple[str, ...]]:
     """The samples of each class in random order, the counts, and notes."""
-    kind, k = settings.kind, settings.classes_per_client
+    kind = settings.kind
     sharing = int(capacity.sum()) > len(labels)
     classes, inverse = np.unique(labels, return_inverse=True)
     members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
@@ -210,38 +201,33 @@ def _by_class(
     if rarity is not None:
         shares = shares[copula.order(copula.rarity(shares, stock), rarity)]
     real = shares * capacity[:, None]
-    wanted = fitted = class_counts.round_rows(real, capacity)
+    requested = fitted = class_counts.round_rows(real, capacity)
     if kind == "shards" and not sharing:
         fitted = class_counts.round_rows(class_counts.fit(real, stock), capacity)
     counts = class_counts.settle(fitted, shares, stock, sharing, rng)
-    chosen = shares > 0 if kind == "shards" else np.ones(shares.shape, bool)
-    return class_index, counts, _notes(wanted, counts, classes, chosen, k)
+    return class_index, counts, _notes(requested, counts, classes)
 
 
-def _check_stock(
-    samples: int, capacity: Int[np.ndarray, "N"], total: int, replacement: bool
-) -> None:
+def _check_stock(samples: int, capacity: Sizes, total: int, replacement: bool) -> None:
     """Raise `UserError` if the clients request more samples than there are."""
-    if capacity.size == 0 or capacity.min() < 1:
-        raise UserError(
-            "--config.num_clients and --config.schedule.data_size: every client needs "
-            "at least one sample"
-        )
-    most = int(capacity.max())
-    needed = most if replacement else max(total, most)
-    if needed > samples:
-        cure = f"about {max(int(100 * samples / needed), 1)} % of this"
-        more = ", fewer --config.num_clients, or --config.partition.replacement=True"
-        raise UserError(
-            f"the clients need {total} training samples in all, client "
-            f"{capacity.argmax()} {most} of them, but there are only {samples}; sizes "
-            f"may be drawn; use {cure} --config.schedule.data_size"
-            + more
-            * (most <= samples)
-        )
+    require(
+        capacity.size and capacity.min() >= 1,
+        "--config.num_clients and --config.schedule.data_size: every client needs at "
+        "least one sample",
+    )
+    largest = int(capacity.max())
+    needed = largest if replacement else max(total, largest)
+    cure = f"about {max(int(100 * samples / needed), 1)} % of this"
+    ways = ", fewer --config.num_clients, or --config.partition.replacement=True"
+    require(
+        needed <= samples,
+        f"the clients need {total} training samples in all, client {capacity.argmax()} "
+        f"{largest} of them, but there are only {samples}; sizes may be drawn; use "
+        f"{cure} --config.schedule.data_size{ways * (largest <= samples)}",
+    )
 
 
-def _check_memory(capacity: Int[np.ndarray, "N"], num_classes: int, kind: str) -> None:
+def _check_memory(capacity: Sizes, num_classes: int, kind: str) -> None:
     """Raise `UserError` if the partition does not fit into memory."""
     clients, total = len(capacity), int(capacity.sum())
     shares = 0 if kind in ("iid", "label") else 24 * clients * num_classes
@@ -254,35 +240,21 @@ def _check_memory(capacity: Int[np.ndarray, "N"], num_classes: int, kind: str) -
 
 
 def _label(
-    settings: PartitionConfig,
-    capacity: Int[np.ndarray, "N"],
-    stock: Int[np.ndarray, "C"],
-    rng: np.random.Generator,
-) -> Float[np.ndarray, "N C"]:
+    settings: PartitionConfig, capacity: Sizes, stock: Stock, rng: Generator
+) -> Shares:
     """Samples of the i-th class only for client i; as many clients as classes."""
     del settings, rng
-    if len(capacity) != len(stock):
-        raise UserError(
-            "--config.partition.kind=label: needs as many classes as clients, but "
-            f"there are {len(stock)} classes and --config.num_clients={len(capacity)}"
-        )
-    short = np.flatnonzero(capacity > stock)
-    if len(short):
-        i = short[0]
-        raise UserError(
-            f"--config.partition.kind=label: client {i} needs {capacity[i]} samples of "
-            f"the {i}-th class, but there are only {stock[i]}; use a smaller "
-            "--config.schedule.data_size"
-        )
+    require(
+        len(capacity) == len(stock),
+        "--config.partition.kind=label: needs as many classes as clients, but there "
+        f"are {len(stock)} classes and --config.num_clients={len(capacity)}",
+    )
     return np.eye(len(capacity))
 
 
 def _dirichlet(
-    settings: PartitionConfig,
-    capacity: Int[np.ndarray, "N"],
-    stock: Int[np.ndarray, "C"],
-    rng: np.random.Generator,
-) -> Float[np.ndarray, "N C"]:
+    settings: PartitionConfig, capacity: Sizes, stock: Stock, rng: Generator
+) -> Shares:
     """Shares q_i ~ Dir(α) of the classes for client i."""
     alpha, num_clients, num_classes = settings.alpha, len(capacity), len(stock)
     shares = rng.dirichlet(np.full(num_classes, alpha), num_clients)
@@ -296,18 +268,15 @@ def _dirichlet(
 
 
 def _shards(
-    settings: PartitionConfig,
-    capacity: Int[np.ndarray, "N"],
-    stock: Int[np.ndarray, "C"],
-    rng: np.random.Generator,
-) -> Float[np.ndarray, "N C"]:
+    settings: PartitionConfig, capacity: Sizes, stock: Stock, rng: Generator
+) -> Shares:
     """1/k for each of a client's k classes; a class has about N k n_c / M clients."""
     k = settings.classes_per_client
-    if not 1 <= k <= len(stock):
-        raise UserError(
-            f"--config.partition.classes_per_client={k}: the training data have "
-            f"{len(stock)} classes; expected 1..{len(stock)}"
-        )
+    require(
+        1 <= k <= len(stock),
+        f"--config.partition.classes_per_client={k}: the training data have "
+        f"{len(stock)} classes; expected 1..{len(stock)}",
+    )
     # Samples that each class gives if all classes are used in proportion to their size;
     # a client takes the classes with the most samples left. The dither decides only
     # between classes that differ by less than one shard, and makes the pairs random.
@@ -342,14 +311,10 @@ _FEW = 0.1  # share of replaced samples that hardly changes a split
 
 
 def _notes(
-    wanted: Int[np.ndarray, "N C"],
-    counts: Int[np.ndarray, "N C"],
-    classes: Shaped[np.ndarray, "C"],
-    chosen: Bool[np.ndarray, "N C"],
-    k: int,
+    requested: Counts, counts: Counts, classes: Shaped[np.ndarray, "C"]
 ) -> tuple[str, ...]:
     """Report where the request could not be met exactly."""
-    notes, moved = (), np.maximum(wanted - counts, 0)
+    notes, moved = (), np.maximum(requested - counts, 0)
     if moved.any():
         short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
         share = moved.sum() / counts.sum()
@@ -364,22 +329,11 @@ def _notes(
             f"{counts.sum()}) are of other classes than drawn, because too few samples "
             f"are labeled {short}: {meaning}",
         )
-    # A client with few samples may have one of another class and still at most k.
-    many = (counts > 0).sum(axis=1, keepdims=True) > k
-    extra = np.where(chosen | ~many, 0, counts)
-    if extra.any():
-        notes += (
-            f"{extra.any(axis=1).sum()} of {len(counts)} clients hold more than {k} "
-            f"classes, for {extra.sum()} of {counts.sum()} samples",
-        )
     return notes
 
 
 def _partition(
-    counts: Int[np.ndarray, "N C"],
-    class_index: list[Int[np.ndarray, "_"]],
-    notes: tuple[str, ...],
-    rng: np.random.Generator,
+    counts: Counts, class_index: list[Rows], notes: tuple[str, ...], rng: Generator
 ) -> Partition:
     """Assign samples: client i gets counts[i, c] of class_index[c]."""
     N = len(counts)

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int, Real
 from tsfl_jax import rng as random_streams
 from tsfl_jax.components import checker, component, setting
 from tsfl_jax.data import in_memory
+from tsfl_jax.data.files import require
 from tsfl_jax.timeline import distributions
 from tsfl_jax.types import Dataset, UserError
 
@@ -33,10 +34,8 @@ _MOST_CORRECTIONS = 10_000
 class QuadraticConfig:
     """data.name=quadratic: one quadratic per client, all constants known."""
 
-    smoothness: float = setting(1.0, "L, the largest eigenvalue", above=0, static=True)
-    convexity: float = setting(
-        1.0, "the smallest eigenvalue, at most L", above=0, static=True
-    )
+    smoothness: float = setting(1.0, "L, the largest eigenvalue", above=0)
+    convexity: float = setting(1.0, "the smallest eigenvalue, at most L", above=0)
     grad_variance: str = setting("constant(1)", "groups; σ_i² of a mini-batch gradient")
     dissimilarity: str = setting("constant(1)", "groups; Γ_i = ‖w* − w_i*‖²")
     distance: float = setting(1.0, "‖w⁰ − w*‖²", low=0)
@@ -47,16 +46,16 @@ class QuadraticConfig:
         L, shape = self.smoothness, tuple(config.data.shape)
         name, source = "quadratic.convexity", "quadratic.smoothness"
         checker(QuadraticConfig)(name, self.convexity, L, source)
-        if len(shape) != 1 or shape[0] < 1:
-            raise UserError(
-                f"--config.data.shape={shape}: quadratic data need the number of "
-                "dimensions alone, like (8,)"
-            )
-        if shape == (1,) and self.convexity != L:
-            raise UserError(
-                f"--config.{name}={self.convexity}: one dimension has one eigenvalue; "
-                f"set it to --config.{source}"
-            )
+        require(
+            len(shape) == 1 and shape[0] > 0,
+            f"--config.data.shape={shape}: quadratic data need the number of "
+            "dimensions alone, like (8,)",
+        )
+        require(
+            shape > (1,) or self.convexity == L,
+            f"--config.{name}={self.convexity}: one dimension has one eigenvalue; set "
+            f"it to --config.{source}",
+        )
 
 
 class Quadratic(nn.Module):
@@ -139,13 +138,13 @@ def exact(
     x = x.reshape(len(x), -1)
     optima, variance, low, high = [], [], [start], [start]
     for row, n in zip(rows, sizes.tolist(), strict=True):
-        held = np.sort(x[row[:n]].astype(np.float64), axis=0)  # each coordinate
+        samples = np.sort(x[row[:n]].astype(np.float64), axis=0)  # each coordinate
         smallest = n % batch_size or min(batch_size, n)
-        optima.append(held.mean(0))
-        trace = (lam**2 * held.var(0)).sum()
+        optima.append(samples.mean(0))
+        trace = (lam**2 * samples.var(0)).sum()
         variance.append(batch_variance(trace, n, smallest))
-        low.append(held[:smallest].mean(0))
-        high.append(held[-smallest:].mean(0))
+        low.append(samples[:smallest].mean(0))
+        high.append(samples[-smallest:].mean(0))
     optima, variance = np.stack(optima), np.array(variance)
     shares = sizes.astype(np.float64) / sizes.sum()
     optimum = shares @ optima
@@ -202,27 +201,25 @@ def make_quadratic(
       UserError: values out of range, or that no set of samples can have.
     """
     N, n, B, d = num_clients, data_size, batch_size, len(curvature)
-    if N < 2:
-        raise UserError(f"--config.num_clients={N}: quadratic data need at least 2")
-    if n % B:
-        raise UserError(
-            f"--config.schedule.data_size={n}: quadratic data need a multiple of "
-            f"--config.batch_size={B}, so that all mini-batches are alike"
-        )
+    require(N > 1, f"--config.num_clients={N}: quadratic data need at least 2")
+    require(
+        n % B == 0,
+        f"--config.schedule.data_size={n}: quadratic data need a multiple of "
+        f"--config.batch_size={B}, so that all mini-batches are alike",
+    )
     streams = random_streams.generator(seed, "quadratic data").spawn(5)
     variance = _per_client("grad_variance", grad_variance, N, streams[0])
     gamma = _per_client("dissimilarity", dissimilarity, N, streams[1])
     optimum = np.sqrt(distance) * _unit(streams[2].normal(size=d))
     optima = optimum + _offsets(np.sqrt(gamma), d, streams[3])
     x = optima[:, None] + _noise(variance, n, B, curvature, streams[4])
-    return in_memory.from_arrays(
-        f"synthetic quadratic({d} dimensions, {N} clients)",
-        x_train=x.reshape(N * n, d).astype(np.float32),
-        y_train=np.repeat(np.arange(N), n),
-        x_test=optimum[None].astype(np.float32),
-        y_test=np.zeros(1, int),
+    return in_memory.make_dataset(
+        x.reshape(N * n, d).astype(np.float32),
+        np.repeat(np.arange(N), n),
+        optimum[None].astype(np.float32),
+        np.zeros(1, int),
+        name=f"synthetic quadratic({d} dimensions, {N} clients)",
         num_classes=N,
-        full_scale=1.0,
     )
 
 
@@ -236,12 +233,11 @@ def _noise(
     """Deviations of the samples from w_i* that give the variances; 0 if n = B."""
     N, d = len(variance), len(curvature)
     if n == batch:
-        if variance.any():
-            raise UserError(
-                "--config.quadratic.grad_variance: a full batch (data_size = "
-                "batch_size) has no noise; set it to constant(0), or take a smaller "
-                "batch"
-            )
+        require(
+            not variance.any(),
+            "--config.quadratic.grad_variance: a full batch (data_size = batch_size) "
+            "has no noise; set it to constant(0), or take a smaller batch",
+        )
         return np.zeros((N, n, d))
     # Each coordinate has the grid's variance, which the scale makes the requested one.
     grid = np.linspace(-1, 1, n)
@@ -256,17 +252,14 @@ def _per_client(
 ) -> Float[np.ndarray, "N"]:
     """Sample one number ≥ 0 per client from the distributions of contiguous groups."""
     flag = f"--config.quadratic.{name}"
-    if not 1 <= len(groups) <= N:
-        raise UserError(
-            f"{flag}: {len(groups)} groups; expected 1..{N} for {N} clients"
-        )
-    found = distributions.draw_real(
-        groups, np.arange(N) * len(groups) // N, rng, flag=flag
-    )
-    if not (found >= 0).all():
-        i = int(np.argmin(found))
-        raise UserError(f"{flag}: client {i} gets {found[i]:g}; expected >= 0")
-    return found
+    count = len(groups)
+    expected = f"expected 1..{N} for {N} clients"
+    require(1 <= count <= N, f"{flag}: {count} groups; {expected}")
+    group = np.arange(N) * count // N
+    numbers = distributions.draw_real(groups, group, rng, flag=flag)
+    i = int(np.argmin(numbers))
+    require(numbers[i] >= 0, f"{flag}: client {i} gets {numbers[i]:g}; expected >= 0")
+    return numbers
 
 
 def _unit(v: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... d"]:
@@ -279,8 +272,9 @@ def _offsets(
 ) -> Float[np.ndarray, "N {d}"]:
     """The offsets w_i* − w* of the given lengths, with sum 0."""
     N, half = len(length), len(length) // 2
-    common, own = _unit(rng.normal(size=d)), _unit(rng.normal(size=(N - half, d)))
-    first = _unit(common + 0.9 * own)  # 0.9: the sum is not 0 even in one dimension
+    common = _unit(rng.normal(size=d))
+    single = _unit(rng.normal(size=(N - half, d)))
+    first = _unit(common + 0.9 * single)  # 0.9: the sum is not 0 even in one dimension
     # With an odd N the middle client has no opposite.
     offsets = length[:, None] * np.concatenate([first, -first[:half]])
     for _ in range(_MOST_CORRECTIONS):
@@ -291,7 +285,7 @@ def _offsets(
         norm = np.linalg.norm(moved, axis=1)
         offsets = moved * (length / np.where(norm > 0, norm, 1.0))[:, None]
     raise UserError(
-        "--config.quadratic.dissimilarity: no directions in "
-        f"{d} dimension(s) have Σ (w_i* − w*) = 0 with these Γ; use more dimensions, "
-        "an even --config.num_clients, or Γ that differ less"
+        f"--config.quadratic.dissimilarity: no directions in {d} dimension(s) have "
+        "Σ (w_i* − w*) = 0 with these Γ; use more dimensions, an even "
+        "--config.num_clients, or Γ that differ less"
     )

@@ -36,5 +36,4 @@ class DataConfig:
         0,
         "V, held-out training samples of all classes, for oracle and measure_regret",
         low=0,
-        static=True,
     )

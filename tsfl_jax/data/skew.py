@@ -9,11 +9,12 @@ noise: Natarajan et al., "Learning with Noisy Labels" (2013). The test set stays
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
-from tsfl_jax.types import Dataset, Partition, UserError
+from tsfl_jax.data.files import require
+from tsfl_jax.types import Dataset, Partition
 
 
 @component("partition")
@@ -64,16 +65,14 @@ def skewed(
     if settings.noise or settings.rotation:
         x = x.copy()
     N, C = len(partition.indices), dataset.num_classes
-    for i, (row, held) in enumerate(
-        zip(partition.indices, partition.capacity, strict=True)
-    ):
-        mine, level = row[:held], i / max(N - 1, 1)
+    for i, rows in enumerate(_rows(partition)):
+        level = i / max(N - 1, 1)
         if settings.rotation * level:
-            x[mine] = _stored(_rotated(x[mine], settings.rotation * level), x.dtype)
+            x[rows] = _stored(_rotated(x[rows], settings.rotation * level), x.dtype)
         if settings.noise * level:
-            noise = draws.standard_normal(x[mine].shape) * dataset.std
-            x[mine] = _stored(x[mine] + settings.noise * level * noise, x.dtype)
-        wrong = draws.permutation(mine)[: round(settings.label_noise * held)]
+            noise = draws.standard_normal(x[rows].shape) * dataset.std
+            x[rows] = _stored(x[rows] + settings.noise * level * noise, x.dtype)
+        wrong = draws.permutation(rows)[: round(settings.label_noise * len(rows))]
         y[wrong] = (y[wrong] + draws.integers(1, C, len(wrong))) % C
     return dataset._replace(x_train=x, y_train=y)
 
@@ -92,28 +91,28 @@ def _stored(
     return np.clip(np.rint(x), 0, 255).astype(np.uint8) if dtype == np.uint8 else x
 
 
+def _rows(partition: Partition) -> list[Int[np.ndarray, "_"]]:
+    """The samples of each client."""
+    pairs = zip(partition.indices, partition.capacity, strict=True)
+    return [row[:number] for row, number in pairs]
+
+
 def _check(dataset: Dataset, partition: Partition, settings: Any) -> None:
-    x, features = dataset.x_train, settings.noise or settings.rotation
-    name = "noise" if settings.noise else "rotation"
-    if features and x.dtype == np.int32:
-        raise UserError(f"--config.partition.{name}: {dataset.name} has tokens")
-    if settings.rotation and x.ndim != 4:
-        raise UserError(
-            f"--config.partition.rotation={settings.rotation:g}: {dataset.name} has "
-            f"samples {list(x.shape[1:])}; expected images [H, W, C]; of [H, W], "
-            "make_dataset(..., add_channel=True) makes them"
-        )
-    if settings.label_noise and (dataset.num_classes < 2 or dataset.target is not None):
-        what = "has one class" if dataset.target is None else "has no class numbers"
-        raise UserError(
-            f"--config.partition.label_noise={settings.label_noise:g}: {dataset.name} "
-            f"{what}"
-        )
-    rows = zip(partition.indices, partition.capacity, strict=True)
-    held = np.concatenate([row[:number] for row, number in rows])
-    if settings.online or len(np.unique(held)) < len(held):
-        raise UserError(
-            "--config.partition.noise, rotation, label_noise: each sample is changed "
-            "for the client that holds it, but several clients hold the same; leave "
-            "out partition.replacement, common and online"
-        )
+    x = dataset.x_train
+    has_classes = dataset.num_classes > 1 and dataset.target is None
+    require(
+        (x.dtype != np.int32 or not settings.noise)
+        and (x.ndim == 4 or not settings.rotation)
+        and (has_classes or not settings.label_noise),
+        f"--config.partition.noise, rotation, label_noise: {dataset.name} has samples "
+        f"{x.dtype}{list(x.shape[1:])} and {dataset.num_classes} classes; noise needs "
+        "other samples than tokens, rotation images [H, W, C] (of [H, W], "
+        "make_dataset(..., add_channel=True) makes them), label_noise class numbers",
+    )
+    rows = np.concatenate(_rows(partition))
+    require(
+        not settings.online and len(np.unique(rows)) == len(rows),
+        "--config.partition.noise, rotation, label_noise: each sample is changed for "
+        "the client that holds it, but several clients hold the same; leave out "
+        "partition.replacement, common and online",
+    )

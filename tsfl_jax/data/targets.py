@@ -7,25 +7,12 @@ for which a data set has one class. Both reach loss and metrics as they are.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Num, Shaped
+from jaxtyping import Float, Int, Num, Shaped
 
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.data.files import require, require_values
+from tsfl_jax.types import Dataset
 
 _TOLERANCE = 0.005  # of a share, which may be rounded to two digits
-
-
-def require(
-    name: str,
-    key: str,
-    values: Shaped[np.ndarray, "M ..."],
-    good: Bool[np.ndarray, "M ..."],
-    expected: str,
-) -> None:
-    """Raise `UserError` that names the first value of an array that is not good."""
-    if not good.all():
-        where = tuple(np.argwhere(~good)[0].tolist())
-        what = f"{name}: {key} holds {values[where]} at row {where[0]}"
-        raise UserError(f"{what}; expected {expected}")
 
 
 def are_targets(y: Shaped[np.ndarray, "..."]) -> bool:
@@ -34,44 +21,40 @@ def are_targets(y: Shaped[np.ndarray, "..."]) -> bool:
 
 
 def read(
-    name: str,
-    pair: dict[str, Shaped[np.ndarray, "..."]],
-    counts: tuple[int, int],
+    name: str, y_train: Shaped[np.ndarray, "M ..."], y_test: Shaped[np.ndarray, "Q ..."]
 ) -> tuple[list[Float[np.ndarray, "M *O"]], list[Int[np.ndarray, "M"]], int]:
     """Targets of training and test samples, their classes, and the number of classes.
 
     Args:
       name: of the data set.
-      pair: y_train and y_test. Integers of test samples become soft labels or, in a
-        regression, targets.
-      counts: samples of each.
+      y_train: floats ``[M]`` or ``[M, O]``.
+      y_test: likewise; integers become soft labels or, in a regression, targets.
 
     Raises:
       UserError: not finite, or shapes that do not agree.
     """
-    found = []
-    train = pair["y_train"]
-    width = train.shape[1:]
-    for (key, y), count in zip(pair.items(), counts, strict=True):
-        whole = y.ndim == 1 and y.dtype.kind in "iu" and len(width) == 1
-        if whole and y.size and y.min() >= 0 and y.max() < width[0]:
+    targets, width = [], y_train.shape[1:]
+    for key, raw in (("y_train", y_train), ("y_test", y_test)):
+        y = raw
+        is_class = y.ndim == 1 and y.dtype.kind in "iu" and len(width) == 1
+        if is_class and y.size and y.min() >= 0 and y.max() < width[0]:
             y = np.eye(width[0])[y]
-        if y.shape != (count, *width) or y.dtype.kind not in "iuf":
-            raise UserError(
-                f"{name}: {key} is {y.dtype} of shape {y.shape}; expected "
-                f"{[count, *width]} targets, a row for each sample"
-            )
+        require(
+            y.shape[1:] == width and y.dtype.kind in "iuf",
+            f"{name}: {key} is {y.dtype} of shape {y.shape}; expected "
+            f"{[len(y), *width]} targets, a row for each sample",
+        )
         with np.errstate(over="ignore"):
             y = y.astype(np.float32)
-        require(name, key, pair[key], np.isfinite(y), "finite float32 numbers")
-        found.append(y)
-    if all(map(_shares, found)):
-        classes = [y.argmax(axis=1).astype(np.int32) for y in found]
-        return found, classes, found[0].shape[1]
-    return found, [np.zeros(len(y), np.int32) for y in found], 1
+        require_values(f"{name}: {key}", raw, np.isfinite(y), "finite float32 numbers")
+        targets.append(y)
+    if all(map(_are_shares, targets)):
+        labels = [y.argmax(axis=1).astype(np.int32) for y in targets]
+        return targets, labels, targets[0].shape[1]
+    return targets, [np.zeros(len(y), np.int32) for y in targets], 1
 
 
-def _shares(y: Float[np.ndarray, "M *O"]) -> bool:
+def _are_shares(y: Float[np.ndarray, "M *O"]) -> bool:
     """Whether each row has shares of two or more classes."""
     if y.ndim != 2 or y.shape[1] < 2 or y.min() < 0 or y.max() > 1.001:
         return False

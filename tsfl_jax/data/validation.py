@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from tsfl_jax.data import class_counts
-from tsfl_jax.types import UserError
+from tsfl_jax.data.files import require
 
 
 def hold_out(
@@ -27,40 +27,40 @@ def hold_out(
     Raises:
       UserError: nothing would be left to train on.
     """
-    if count >= len(labels):
-        raise UserError(
-            f"--config.data.validation={count}: there are only {len(labels)} training "
-            "samples, and clients need some; use fewer"
-        )
+    require(
+        count < len(labels),
+        f"--config.data.validation={count}: there are only {len(labels)} training "
+        "samples, and clients need some; use fewer",
+    )
     classes, inverse = np.unique(labels, return_inverse=True)
     stock = np.bincount(inverse, minlength=len(classes))
     real = count * stock[None] / stock.sum()
-    wanted = class_counts.round_rows(real, np.array([count]))[0]
+    class_sizes = class_counts.round_rows(real, np.array([count]))[0]
     drawn = [
         rng.permutation(np.flatnonzero(inverse == c))[:number]
-        for c, number in enumerate(wanted)
+        for c, number in enumerate(class_sizes)
     ]
     return np.sort(np.concatenate(drawn))
 
 
-def left(samples: int, held: Int[np.ndarray, "V"]) -> Int[np.ndarray, "_"]:
+def left(samples: int, held_out: Int[np.ndarray, "V"]) -> Int[np.ndarray, "_"]:
     """Indices of the samples that are not held out, ascending."""
-    return np.setdiff1d(np.arange(samples), held, assume_unique=True)
+    return np.setdiff1d(np.arange(samples), held_out, assume_unique=True)
 
 
 def without(
-    lists: list[Int[np.ndarray, "_"]], held: Int[np.ndarray, "V"]
+    lists: list[Int[np.ndarray, "_"]], held_out: Int[np.ndarray, "V"]
 ) -> list[Int[np.ndarray, "_"]]:
     """Each client's own samples without those that are held out.
 
     Raises:
       UserError: a client would have none.
     """
-    found = [rows[~np.isin(rows, held)] for rows in lists]
-    for i, rows in enumerate(found):
-        if not len(rows):
-            raise UserError(
-                f"--config.data.validation={len(held)}: takes all {len(lists[i])} "
-                f"samples of client {i}; use fewer, or another --config.seed"
-            )
-    return found
+    remaining = [rows[~np.isin(rows, held_out)] for rows in lists]
+    for i, rows in enumerate(remaining):
+        require(
+            len(rows),
+            f"--config.data.validation={len(held_out)}: takes all {len(lists[i])} "
+            f"samples of client {i}; use fewer, or another --config.seed",
+        )
+    return remaining

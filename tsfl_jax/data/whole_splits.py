@@ -75,7 +75,8 @@ def _by_class(
     owner, size = np.empty(len(labels), np.int64), np.zeros(N)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        owner[members] = _dealt(len(members), N, alpha, size < len(labels) / N, rng)
+        is_open = size < len(labels) / N
+        owner[members] = _random_owners(len(members), N, alpha, is_open, rng)
         size += np.bincount(owner[members], minlength=N)
     return owner
 
@@ -84,16 +85,16 @@ def _by_quantity(
     labels: Shaped[np.ndarray, "M"], N: int, alpha: float, rng: np.random.Generator
 ) -> Int[np.ndarray, "M"]:
     """The client of each sample, whatever its class."""
-    return rng.permutation(_dealt(len(labels), N, alpha, np.ones(N, bool), rng))
+    return rng.permutation(_random_owners(len(labels), N, alpha, np.ones(N, bool), rng))
 
 
-def _dealt(
-    count: int, N: int, alpha: float, open_: np.ndarray, rng: np.random.Generator
+def _random_owners(
+    count: int, N: int, alpha: float, is_open: np.ndarray, rng: np.random.Generator
 ) -> Int[np.ndarray, "count"]:
     """The clients of so many samples in a row, in shares of Dir(α) of the open ones."""
-    share: Float[np.ndarray, N] = np.where(open_, rng.dirichlet(np.full(N, alpha)), 0)
+    share: Float[np.ndarray, N] = np.where(is_open, rng.dirichlet(np.full(N, alpha)), 0)
     if not share.sum() > 0:  # underflow: its limit, one client
-        share = np.eye(N)[rng.choice(np.flatnonzero(open_))]
+        share = np.eye(N)[rng.choice(np.flatnonzero(is_open))]
     cuts = np.floor(np.cumsum(share / share.sum()) * count + 1e-9).astype(np.int64)
     cuts[-1] = count
     return np.repeat(np.arange(N), np.diff(cuts, prepend=0))

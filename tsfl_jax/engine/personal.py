@@ -51,8 +51,9 @@ def evaluate(
     def one(client: Scored) -> tuple[Any, Array, Array]:
         layers = trees.take(states, jnp.argmax(ids == client.client))
         scores = score(chain.start(parts.uplinks, params, layers, -1, hparams))
-        by_group = scores.group_accuracy, scores.group_loss
-        accuracy, loss = (_mixed(client.share, values) for values in by_group)
+        assert scores.group_accuracy is not None and scores.group_loss is not None
+        accuracy = _mixed(client.share, scores.group_accuracy)
+        loss = _mixed(client.share, scores.group_loss)
         return (scores.accuracy, scores.loss, scores.metrics), accuracy, loss
 
     whole, accuracy, loss = lax.map(one, scored)

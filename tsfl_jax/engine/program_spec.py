@@ -58,11 +58,6 @@ class ProgramSpec:
       frozen: parts of the paths of parameters that are not trained.
       snapshots: P, earlier models that clients start from; 0: all start from w^t.
       waves: most deliveries of a client in an update, if links have a state; else 1.
-      lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
-        lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
-        ``client``, ``validation``, ``class_index`` and ``scored`` and all inputs but
-        interval and evaluate:
-        "sequential" or "vmap".
       axis: mesh axis of devices that share the clients; set by `scan.make_run`.
     """
 
@@ -82,7 +77,6 @@ class ProgramSpec:
     frozen: tuple[str, ...] = ()
     snapshots: int = 0
     waves: int = 1
-    lanes: str = ""
     axis: str | None = None
 
     @property

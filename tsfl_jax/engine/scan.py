@@ -52,8 +52,10 @@ __all__ = [
 Run = Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]
 
 
-# Fields of `Problem` that each lane of a sweep has of its own.
-OF_A_LANE = ("rows", "client", "validation", "class_index", "scored")
+# Fields of `Problem` that each experiment has of its own, with a leading axis [L].
+PER_RUN = ("rows", "client", "validation", "class_index", "scored")
+# Fields of `Inputs` that all experiments of a program share.
+SHARED = ("interval", "evaluate")
 
 
 def _spec(*axes: str | None) -> Any:  # stands for an array, or for a tree of them
@@ -61,38 +63,74 @@ def _spec(*axes: str | None) -> Any:  # stands for an array, or for a tree of th
 
 
 # What every device has a copy of, and what the devices share.
-WHOLE, _SHARED = _spec(), _spec(devices.AXIS)
-PROBLEM_SPEC = Problem(*[WHOLE] * len(Problem._fields))._replace(test=_SHARED)
+WHOLE, DIVIDED = _spec(), _spec(devices.AXIS)
+PROBLEM_SPEC = Problem(*[WHOLE] * len(Problem._fields))._replace(test=DIVIDED)
 INPUTS_SPEC = Inputs(*[WHOLE] * len(Inputs._fields))._replace(
-    assigned=_spec(None, devices.AXIS)
+    assigned=_spec(None, None, devices.AXIS)
 )
-LANES_INPUTS_SPEC = INPUTS_SPEC._replace(assigned=_spec(None, None, devices.AXIS))
+ARGUMENTS_SPEC = (WHOLE, WHOLE, WHOLE, PROBLEM_SPEC, INPUTS_SPEC)
 
 
-def _over_lanes(run: Run, lanes: str) -> Run:
-    """`run` for many experiments that share samples, test set and evaluations."""
+def over_lanes(
+    function: Callable[[Any], Any], side_by_side: bool
+) -> Callable[[Any], Any]:
+    """`function` of one experiment for a tree with a leading axis ``[L]``.
+
+    Args:
+      function: of a tree without that axis.
+      side_by_side: vectorized over the axis, else one after another; a single one is
+        computed without the axis, as a compiler makes most of it.
+    """
+
+    def of_all(lanes: Any) -> Any:
+        if jax.tree.leaves(lanes)[0].shape[0] == 1:
+            one = function(jax.tree.map(lambda a: a[0], lanes))
+            return jax.tree.map(lambda a: a[None], one)
+        return jax.vmap(function)(lanes) if side_by_side else lax.map(function, lanes)
+
+    return of_all
+
+
+def make_lanes_run(
+    run: Run, mesh: Mesh, *, side_by_side: bool
+) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
+    """`run` for L experiments on the devices of a mesh.
+
+    Args:
+      run: from `make_run`, with this mesh's axis.
+      mesh: devices that share the clients, with the axis `devices.AXIS`.
+      side_by_side: see `over_lanes`.
+
+    Returns:
+      A function like `run`, with a leading axis ``[L]`` on state, key and
+      hyper-parameters, on the fields `PER_RUN` of the problem, and on all inputs but
+      `SHARED`.
+    """
 
     def all_lanes(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
     ) -> tuple[State, History]:
-        def one(
-            state: State,
-            key: PRNGKey,
-            hparams: HParams,
-            split: dict[str, Any],
-            own: Inputs,
-        ) -> tuple[State, History]:
-            mine = own._replace(interval=inputs.interval, evaluate=inputs.evaluate)
-            return run(state, key, hparams, problem._replace(**split), mine)
+        shared = {name: getattr(inputs, name) for name in SHARED}
+        per_run = {name: getattr(problem, name) for name in PER_RUN}
 
-        own = inputs._replace(interval=None, evaluate=None)
-        split = {name: getattr(problem, name) for name in OF_A_LANE}
-        each = state, key, hparams, split, own
-        if lanes == "vmap":
-            return jax.vmap(one)(*each)
-        return lax.map(lambda lane: one(*lane), each)
+        def one(lane: Any) -> tuple[State, History]:
+            state, key, hparams, per_run, inputs = lane
+            inputs = inputs._replace(**shared)
+            return run(state, key, hparams, problem._replace(**per_run), inputs)
 
-    return all_lanes
+        laned_inputs = inputs._replace(**dict.fromkeys(SHARED))
+        lanes = state, key, hparams, per_run, laned_inputs
+        return over_lanes(one, side_by_side)(lanes)
+
+    return jax.shard_map(
+        all_lanes,
+        mesh=mesh,
+        in_specs=ARGUMENTS_SPEC,
+        out_specs=WHOLE,
+        # Every device computes the same state from the same sums; the checker cannot
+        # see that through loops whose length differs from client to client.
+        check_vma=False,
+    )
 
 
 def init_state(
@@ -138,7 +176,7 @@ def make_run(
     rules: tuple[Aggregator, ...],
     optimizer: Callable[[HParams], optax.GradientTransformation],
     spec: ProgramSpec,
-    mesh: Mesh | None = None,
+    axis: str | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008
     uplinks: Chain = (),
 ) -> Run:
@@ -149,7 +187,7 @@ def make_run(
       rules: aggregation rules that the program can run; ``hparams.rule`` picks one.
       optimizer: hyper-parameters → optax transformation of the clients.
       spec: all else that shapes the program.
-      mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
+      axis: of the mesh of devices that share the clients; None: one device.
       hooks: functions of the user's own inside of training.
       uplinks: what updates pass on their way to the server.
 
@@ -157,8 +195,8 @@ def make_run(
       ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
       to be jitted by the caller.
     """
-    spec = dataclasses.replace(spec, axis=None if mesh is None else devices.AXIS)
-    parts = Parts(model, rules, optimizer, spec, hooks, uplinks)
+    spec = dataclasses.replace(spec, axis=axis)
+    parts = Parts(model, one_of(rules), optimizer, spec, hooks, uplinks)
 
     def intervals(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
@@ -177,16 +215,4 @@ def make_run(
         with trees.arithmetic():
             return lax.scan(body, state, inputs)
 
-    run = _over_lanes(intervals, spec.lanes) if spec.lanes else intervals
-    if mesh is None:
-        return run
-    inputs = LANES_INPUTS_SPEC if spec.lanes else INPUTS_SPEC
-    return jax.shard_map(
-        run,
-        mesh=mesh,
-        in_specs=(WHOLE, WHOLE, WHOLE, PROBLEM_SPEC, inputs),
-        out_specs=WHOLE,
-        # Every device computes the same state from the same sums; the checker cannot
-        # see that through loops whose length differs from client to client.
-        check_vma=False,
-    )
+    return intervals

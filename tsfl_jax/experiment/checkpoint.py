@@ -25,8 +25,6 @@ import numpy as np
 from absl import logging
 
 from tsfl_jax.config import flat
-from tsfl_jax.engine import scan
-from tsfl_jax.experiment.program import Chunk
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -40,7 +38,7 @@ _ABOUT, _DIGEST = "about", "sha256"  # beside the leaves, which are numbered
 now = time.perf_counter  # seconds; they decide when a save is due
 
 
-class Written(NamedTuple):
+class LastSave(NamedTuple):
     """When the last save ended and how long it took, in seconds."""
 
     at: float = -np.inf
@@ -49,43 +47,6 @@ class Written(NamedTuple):
     def due(self, now: float) -> bool:
         """Whether the last save has cost at most `SHARE` of the time since it ended."""
         return now - self.at >= min(self.cost / SHARE, _MOST_SECONDS)
-
-
-class Progress(NamedTuple):
-    """All that a checkpoint holds."""
-
-    state: scan.State
-    history: scan.History  # [T, ...], lanes [L, T, ...]; filled up to those finished
-    seconds: np.float64  # time spent in compiled calls so far
-    finished: np.int64  # intervals
-
-    def known(self, axis: int = 0) -> scan.History:
-        """The history of the finished intervals."""
-        part = (*(slice(None),) * axis, slice(int(self.finished)))
-        return jax.tree.map(lambda a: a[part], self.history)
-
-    def added(self, chunk: Chunk, last: int, axis: int = 0) -> "Progress":
-        """Add a chunk until interval `last`; the history in place."""
-        before = (slice(None),) * axis
-        new = (*before, slice(chunk.first, last))
-        length = (*before, slice(last - chunk.first))
-        parts = map(jax.tree.leaves, (self.history, chunk.history))
-        for whole, part in zip(*parts, strict=True):
-            whole[new] = part[length]
-        seconds = self.seconds + chunk.seconds
-        return Progress(chunk.state, self.history, seconds, np.int64(last))
-
-
-def nothing(start: scan.State, chunk: Any, intervals: int, axis: int = 0) -> Progress:
-    """The progress before the first of T intervals.
-
-    `chunk` has shapes and types of the history of one call, its intervals on `axis`.
-    """
-    history = jax.tree.map(
-        lambda a: np.zeros((*a.shape[:axis], intervals, *a.shape[axis + 1 :]), a.dtype),
-        chunk,
-    )
-    return Progress(jax.device_get(start), history, np.float64(0), np.int64(0))
 
 
 def save(folder: pathlib.Path, interval: int, state: Any, identity: dict) -> None:
@@ -107,9 +68,9 @@ def save(folder: pathlib.Path, interval: int, state: Any, identity: dict) -> Non
     arrays[_DIGEST] = np.array(_digest(arrays))
     files.prepare_workdir(folder)
     files.write_arrays(_path(folder, interval), arrays)
-    found = _intervals(folder)
-    kept = [other for other in found if other <= interval][-KEEP:]
-    for other in set(found) - set(kept):
+    saved = _intervals(folder)
+    kept = [other for other in saved if other <= interval][-KEEP:]
+    for other in {*saved} - {*kept}:
         _path(folder, other).unlink(missing_ok=True)
 
 
@@ -141,14 +102,14 @@ def restore_latest(
             notice(f"a checkpoint is damaged and left out: {error}")
             continue
         _check_same_experiment(folder, about, identity, template)
-        wanted, form = jax.tree.flatten(template)
+        expected, structure = jax.tree.flatten(template)
         # NumPy reads types that are not its own, such as bfloat16, as plain bytes.
-        dtypes = [a.dtype if hasattr(a, "dtype") else None for a in wanted]
+        dtypes = [getattr(a, "dtype", None) for a in expected]
         leaves = [
-            a if a.dtype == dtype or dtype is None else a.view(dtype)
+            a if dtype is None or a.dtype == dtype else a.view(dtype)
             for a, dtype in zip(arrays, dtypes, strict=True)
         ]
-        return interval, form.unflatten(leaves)
+        return interval, structure.unflatten(leaves)
     if intervals:
         notice(f"no intact checkpoint in {folder}; starting from the beginning")
     return None
@@ -163,9 +124,9 @@ def newest(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def length_of(about: dict[str, Any]) -> int:
-    """Updates of the whole run, of what `newest` found: the length of its history."""
+    """T of what `newest` found, the length of its history ``[L, T]``."""
     shapes = {path: shape for path, _, shape in about["layout"]}
-    return shapes[".history.diverged"][0]
+    return shapes[".history.diverged"][1]
 
 
 def _read(path: pathlib.Path, interval: int) -> tuple[dict, list[np.ndarray]]:
@@ -182,19 +143,20 @@ def _read(path: pathlib.Path, interval: int) -> tuple[dict, list[np.ndarray]]:
 def _check_same_experiment(
     folder: pathlib.Path, about: dict, identity: dict, template: Any
 ) -> None:
-    before, after = (
+    before, now = (
         {n: json.dumps(value, ensure_ascii=False) for n, value in flat(one).items()}
         for one in (about["identity"], json.loads(json.dumps(identity)))
     )
-    both = {n: (before.get(n, "–"), after.get(n, "–")) for n in after | before}
-    found = [f"{n}: {a} → {b}" for n, (a, b) in both.items() if a != b]
-    if not found and _layout(template) != about["layout"]:
-        found = ["the saved arrays have other names, shapes or types"]
-    if found:
-        more = [f"and {len(found) - 3} more"] if len(found) > 3 else []
+    pairs = {n: (before.get(n, "–"), now.get(n, "–")) for n in now | before}
+    changes = [f"{n}: {a} → {b}" for n, (a, b) in pairs.items() if a != b]
+    if not changes and _layout(template) != about["layout"]:
+        changes = ["the saved arrays have other names, shapes or types"]
+    if len(changes) > 3:
+        changes[3:] = [f"and {len(changes) - 3} more"]
+    if changes:
         raise UserError(
             f"{folder} holds a checkpoint of another experiment "
-            f"({'; '.join(found[:3] + more)}); {AFRESH}"
+            f"({'; '.join(changes)}); {AFRESH}"
         )
 
 

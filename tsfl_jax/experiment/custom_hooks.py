@@ -11,7 +11,7 @@ from tsfl_jax.data import targets
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History
-from tsfl_jax.models import nnx_modules, tracing
+from tsfl_jax.models import networks, tracing
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Dataset, UserError
 
@@ -40,8 +40,10 @@ def input_dtype(dataset: Dataset) -> Any:
 
 def start_of(model: Any) -> dict[str, str]:
     """The digest of an instance that brings its own first parameters."""
-    if not nnx_modules.is_nnx(model):
+    if not networks.is_nnx(model):
         return {}
+    from tsfl_jax.models import nnx_modules
+
     return {"model": data.fingerprint(*nnx_modules.arrays_of(model))}
 
 

@@ -1,6 +1,6 @@
 """Explain a run before training: its work, timeline and memory.
 
-Nothing is compiled here. `report.timeline` shows the timeline.
+Nothing is compiled here. `report.gantt` shows the timeline.
 """
 
 import math
@@ -21,7 +21,7 @@ from tsfl_jax.experiment.prepare import (
     prepare_validated,
 )
 from tsfl_jax.experiment.workload import Workload
-from tsfl_jax.report.timeline import Timeline, figure_of, gantt, losses, window
+from tsfl_jax.report.gantt import Timeline, figure_of, gantt, losses, window
 from tsfl_jax.timeline import FRAMEWORKS, deliveries, segments
 from tsfl_jax.timeline.cohort import CHOOSING
 from tsfl_jax.timeline.trace import Trace

@@ -10,7 +10,7 @@ import jax
 
 from tsfl_jax.config import Config, replace
 from tsfl_jax.engine import devices, scan
-from tsfl_jax.experiment import program
+from tsfl_jax.experiment import lanes
 from tsfl_jax.experiment.prepare import accepted, prepare_validated
 from tsfl_jax.types import HParams, PRNGKey
 
@@ -25,7 +25,7 @@ class Arguments(NamedTuple):
     inputs: scan.Inputs  # the schedule, leading axis [T]
 
 
-def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
+def as_function(config: Config, **custom: Any) -> tuple[scan.Run, Arguments]:
     """Make the pure function of an experiment, and the arrays it runs on.
 
     ``run(*arguments) -> (state, history)`` trains all T intervals. Where the network is
@@ -37,7 +37,7 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
 
     Args:
       config: all settings; `devices` and `checkpoint` have no effect.
-      **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
+      **custom: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
 
     Returns:
       (run, `Arguments`), for one device.
@@ -45,27 +45,18 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
     Raises:
       UserError: an input that cannot work, in one line.
     """
-    config, parts = accepted(config, **own)
+    config, parts = accepted(config, **custom)
     if config.mapping == "auto":
         config = replace(config, {"mapping": "vmap"})
     with jax.ensure_compile_time_eval():  # also while a caller is being traced
         prepared = prepare_validated(config, parts)
-        arrays = program.make_arrays(prepared, devices.make_mesh(1, config.num_clients))
-    rules = program.rules_of([prepared])
-    spec = program.spec_of([prepared], rules)
+        mesh = devices.make_mesh(1, config.num_clients)
+        program, arrays = lanes.single(prepared, mesh)
+        arguments = Arguments(*lanes.arguments_of_run(arrays, len(prepared.steps)))
     # The term of μ stays where μ = 0, and clients where ρ_i = 0, for their derivatives;
     # and τ may be changed.
-    spec = dataclasses.replace(spec, proximal=True, train_all=True, even=False)
-    model = prepared.network.model
-    run = scan.make_run(
-        model,
-        rules,
-        prepared.optimizer,
-        spec,
-        hooks=prepared.hooks,
-        uplinks=prepared.uplinks,
-    )
-    updates = len(prepared.steps)  # without those that fill up a chunk
-    inputs = jax.tree.map(lambda leaf: leaf[:updates], arrays.inputs)
-    given = arrays.start, arrays.key, arrays.hparams, arrays.problem, inputs
-    return run, Arguments(*given)
+    spec = dataclasses.replace(program.spec, proximal=True, train_all=True, even=False)
+    model, rule, hooks = prepared.network.model, prepared.rule, prepared.hooks
+    optimizer, links = prepared.optimizer, prepared.uplinks
+    run = scan.make_run(model, (rule,), optimizer, spec, None, hooks, links)
+    return run, arguments

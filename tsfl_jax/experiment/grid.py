@@ -154,6 +154,10 @@ def check(
     for name, given in axes.items():
         about = shown or f"sweep {name}"
         kind = kind_of(name, about, settings)
+        if not settings[name][1].swept:
+            raise UserError(
+                f"{about}: all runs of a sweep share it; set --config.{name}"
+            )
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UserError(f"{about}: expected a list of values, got {given!r}")
         # Neither a generator without end nor range(10**10) is turned into a list.

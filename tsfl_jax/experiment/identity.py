@@ -12,16 +12,15 @@ from jaxtyping import Bool, Float
 
 from tsfl_jax import data
 from tsfl_jax.components import section_of
-from tsfl_jax.config import WITHOUT_EFFECT, Config, flat, settings_of
-from tsfl_jax.engine import optimizers
+from tsfl_jax.config import WITHOUT_EFFECT, Config, flat
 from tsfl_jax.experiment import rule_settings
 from tsfl_jax.experiment.network import bytes_per_delivery
-from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
+from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.source_digest import describe
 from tsfl_jax.uplink import chain
 
 # Of `identity_of`: a folder of another version is refused.
-_VERSION = 3
+_VERSION = 4
 
 # JAX's own configuration that can change a result, and its default; a run under another
 # value is another experiment. 64-bit numbers are refused.
@@ -75,8 +74,8 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
 def _bytes_per_delivery(prepared: Prepared, intervals: int) -> Float[np.ndarray, "T"]:
     """Bytes of a delivery in each interval, down and up."""
     sizes = prepared.network.params, prepared.hparams, intervals
-    both = sum(chain.traffic(prepared.uplinks, *sizes))
-    return both / 64 * bytes_per_delivery(1, prepared.rule)
+    download, upload = chain.traffic(prepared.uplinks, *sizes)
+    return (download + upload) / 64 * bytes_per_delivery(1, prepared.rule)
 
 
 def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:
@@ -120,43 +119,3 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     changed = {n: str(v) for n, v in found.items() if v != _JAX[n]}
     version = {"identity version": _VERSION}
     return version | settings | prepared.fingerprints | described | changed
-
-
-def signature(prepared: Prepared) -> dict[str, str]:
-    """What experiments must have in common to be lanes of one program."""
-    values, declared = values_of(prepared), settings_of(type(prepared.config))
-    fixed = {n: str(values[n]) for n, (_, known) in declared.items() if known.static}
-    rule, own, counts = prepared.rule, prepared.own.aggregator, counts_of(prepared)
-    own = None if own is None else describe(own)
-    fixed |= {
-        "data": f"{prepared.dataset.name} {prepared.fingerprints['data']}",
-        "scale": prepared.fingerprints["scale"],
-        "first parameters": prepared.fingerprints.get("first parameters", "drawn"),
-        # The states of several rules are kept side by side. A rule of the user's own is
-        # the same in every lane.
-        "server state": own or "of each rule",
-        "updates of": "all",
-        "algorithm": "weighted mean",
-        "clients": prepared.mapping,
-        "timeline": "none",
-        "evaluated": "by interval",
-        "choice": str(prepared.config.cohort.choice),
-    }
-    terms = optimizers.terms_of(prepared.hparams)._asdict()
-    fixed |= {name: "above 0" if on else "0" for name, on in terms.items()}
-    if rule.stacks:
-        fixed["algorithm"] = own or prepared.config.algorithm
-    times = prepared.workload.schedule
-    if prepared.config.timeline.framework != "none" or not times.in_order:
-        # Lanes share the shape of a timeline, and when the model is tested.
-        slots = "clients" if times.in_order else "slots"
-        shape = f"{times.tau.shape} {slots}, {times.snapshots} kept"
-        shape += f", {prepared.waves} in turn" * (prepared.waves > 1)
-        fixed |= {
-            "timeline": f"{shape}, {counts.groups} tiers",
-            "server state": own or describe(rule.server.init),
-            # Measured against w^t or against earlier models.
-            "updates of": "each" if rule.mixing.deltas else "all",
-            "evaluated": data.fingerprint(evaluated(prepared)),
-        }
-    return fixed

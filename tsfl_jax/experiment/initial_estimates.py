@@ -13,10 +13,11 @@ import numpy as np
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, estimates
+from tsfl_jax.engine import devices, estimates, optimizers
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.rule_settings import needs_constants
+from tsfl_jax.rules.averages import FEDAVG
 from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
@@ -62,16 +63,22 @@ def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
         first = works.any(axis=1).argmax()
         there = works[first].astype(np.int32)
         ids, rows, count = (a[place[first]] for a in (ids, rows, count))
-    extra, first = max(width - rows.shape[1], 0), jnp.zeros(len(ids), jnp.int32)
+    extra = max(width - rows.shape[1], 0)
+    zeros = jnp.zeros(len(ids), jnp.int32)
     return local.Client(
         id=jnp.asarray(ids),
         tau=jnp.asarray(there),
         size=jnp.asarray(count, jnp.int32),
         row=jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
         place=jnp.arange(len(ids)),
-        task=first,
-        snapshot=first,
+        task=zeros,
+        snapshot=zeros,
     )
+
+
+def _drawn_before(key: PRNGKey, x: jax.Array) -> Params:
+    """Stands for a network's `init`."""
+    raise NotImplementedError
 
 
 def fill(
@@ -79,7 +86,6 @@ def fill(
     samples: local.Samples,
     params: Params,
     key: PRNGKey,
-    like: Prepared | None = None,
     width: int = 0,
 ) -> HParams:
     """The hyper-parameters with estimated constants in place of missing ones.
@@ -89,21 +95,23 @@ def fill(
       samples: the training samples, on all devices.
       params: its w⁰.
       key: of the seed.
-      like: another one of the same program, whose compiled initial estimate is used.
-      width: columns of the index tables of that program, at least.
+      width: columns of the index tables of its program, at least.
     """
     hparams = prepared.hparams
     if when(prepared) != "once":
         return hparams
-    first = prepared if like is None else like
     estimated = Estimates(method=prepared.config.constants.estimator)
     clients = clients_of(prepared, width)
     widest = min(prepared.config.batch_size, clients.row.shape[-1])
     spec = ProgramSpec(widest, 1, estimates=estimated)
-    parts = Parts(first.network.model, (first.rule,), first.optimizer, spec)
+    # Of the network only gradients are used, and of the other parts nothing: runs with
+    # other rules and first parameters share a compiled estimate.
+    model = prepared.network.model._replace(init=_drawn_before)
+    parts = Parts(model, FEDAVG, optimizers.sgd, spec)
     # Of arrays that every device has, that of the first: the same program on however
     # many devices, so that it has the bits of one.
-    inputs = samples, params, rng.fold(key, "initial estimates"), clients, hparams
+    scalars = hparams._replace(settings={})
+    inputs = samples, params, rng.fold(key, "initial estimates"), clients, scalars
     inputs = jax.tree.map(
         lambda a: a.addressable_data(0) if isinstance(a, jax.Array) else a, inputs
     )

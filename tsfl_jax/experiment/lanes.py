@@ -2,31 +2,31 @@
 
 Seeds, splits, schedules, scalar hyper-parameters and aggregation rules are arrays or
 arguments; what changes shapes or the network makes another group, with a program of
-its own.
+its own. A single run is a group of one.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, scan
+from tsfl_jax.engine import devices, evaluation, scan
 from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment import program as programs
-from tsfl_jax.experiment.identity import signature
 from tsfl_jax.experiment.prepare import Prepared
-from tsfl_jax.experiment.rule_settings import arrays
+from tsfl_jax.experiment.program_key import ProgramKey, causes_of, key_of, rules_of
+from tsfl_jax.experiment.rule_settings import arrays as settings_arrays
+from tsfl_jax.rules.base import one_of
 
 ONE_CALL = 4  # runs one after another: a killed call loses their work
 
 
 def group(
-    several: list[Prepared], finished: Collection[int] = ()
+    prepared_runs: Sequence[Prepared], finished: Collection[int] = ()
 ) -> tuple[list[list[int]], list[str]]:
     """Group experiments that share a program.
 
@@ -37,17 +37,15 @@ def group(
       Indices of each group, in order of appearance; and why there is more than one
       group: the settings that differ between them.
     """
-    groups: dict[tuple, list[int]] = {}
-    for index, prepared in enumerate(several):
-        groups.setdefault(tuple(signature(prepared).items()), []).append(index)
-    groups = {s: found for s, found in groups.items() if not {*found} <= {*finished}}
-    signatures = [dict(items) for items in groups]
-    causes = [
-        f"{name}={', '.join(dict.fromkeys(s[name] for s in signatures))}"
-        for name in (signatures[0] if signatures else ())
-        if len({s[name] for s in signatures}) > 1
-    ]
-    return list(groups.values()), causes
+    groups: list[tuple[ProgramKey, list[int]]] = []
+    for index, prepared in enumerate(prepared_runs):
+        key = key_of(prepared)
+        members = next((ms for other, ms in groups if other == key), None)
+        if members is None:
+            groups.append((key, members := []))
+        members.append(index)
+    unfinished = [ms for _, ms in groups if not {*ms} <= {*finished}]
+    return unfinished, causes_of(unfinished, prepared_runs)
 
 
 class Group(NamedTuple):
@@ -55,127 +53,156 @@ class Group(NamedTuple):
 
     members: list[Prepared]
     program: programs.Program
-    problem: scan.Problem  # split of the first lane; `make_lanes` puts in all
-    width: int  # D, columns of the index tables
-    clients: int  # U, their rows
-    scored: int  # clients that are scored with layers of their own; 0: none
+    samples: local.Samples
+    test: evaluation.TestSet
+    num_columns: int  # D, of the index tables
+    num_clients: int  # U, rows of the index tables
+    num_scored: int  # clients that are scored with layers of their own; 0: none
 
 
 def make_group(members: list[Prepared], mesh: Mesh) -> Group:
-    """The program of some experiments; lanes are mapped as their clients are.
-
-    On a CPU whose clients were put side by side by choice of `prepare`, lanes run one
-    after another: they fit into its cache, and a lane has the bits of a single run.
-    """
-    first, cpu = members[0], jax.default_backend() == "cpu"
-    by_choice = cpu and first.config.mapping == "auto"
-    how = "sequential" if first.mapping == "sequential" or by_choice else "vmap"
+    """The program of some experiments with the same key."""
     return Group(
         members=members,
-        program=programs.make_program(members, mesh, how),
-        problem=programs.make_problem(members[0], mesh),
-        width=max(p.partition.indices.shape[1] for p in members),
-        clients=max(len(p.partition.indices) for p in members),
-        scored=max(programs.number_scored(p) for p in members),
+        program=programs.make_program(members, mesh),
+        samples=programs.samples_of(members[0], mesh),
+        test=programs.test_set_of(members[0], mesh),
+        num_columns=max(p.partition.indices.shape[1] for p in members),
+        num_clients=max(len(p.partition.indices) for p in members),
+        num_scored=max(programs.number_scored(p) for p in members),
     )
 
 
-def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+def largest(members: Sequence[Prepared]) -> Prepared:
+    """The one of a program's experiments that needs the most memory."""
+    return max(members, key=lambda p: p.partition.indices.nbytes)
 
 
-def lanes_of_call(group: Group) -> int:
+def runs_per_call(group: Group) -> int:
     """Choose the number of runs of one compiled call.
 
     One after another: a few. Side by side (vmapped): what fits into 80 % of the
-    device's memory, as the compiler reports the memory of one lane.
+    device's memory, as the compiler reports the memory of one run.
     """
     members, stats = group.members, jax.devices()[0].memory_stats() or {}
     if members[0].mapping == "sequential" or "bytes_limit" not in stats:
         return min(ONE_CALL, len(members))
-    one = make_lanes(group, members[:1], 1, runs=False)
+    one = make_arrays(group, members[:1], estimates=False)
     memory = group.program.compile(one).memory()
     free = 0.8 * stats["bytes_limit"] - memory["arguments"]
     fits = int(free // max(memory["temporary"], 1))
     return max(1, min(fits, len(members)))
 
 
-def make_lanes(
-    group: Group, several: list[Prepared], count: int, *, runs: bool = True
+def make_arrays(
+    group: Group, runs: list[Prepared], count: int = 0, *, estimates: bool = True
 ) -> programs.Arrays:
-    """The arrays of some members; idle copies of the last one fill up to `count`.
+    """The arrays of some members of a group, ``[L, ...]``.
 
-    With `runs` false they are for compiling alone, so that no initial estimate is run.
+    Args:
+      group: from `make_group`.
+      runs: its members that are run.
+      count: L; idle copies of the last run fill up to it. 0: as many as there are runs.
+      estimates: whether initial estimates are made; without them the arrays are for
+        compiling alone.
     """
-    busy = len(several)
-    several = several + several[-1:] * (count - busy)
-    first, mesh = several[0], group.program.mesh
-    keys = [programs.keys_of(p) for p in several]
+    idle = max(count - len(runs), 0)
+    lanes = runs + runs[-1:] * idle
+    keys = [programs.keys_of(p) for p in lanes]
     init_keys, train_keys = (jnp.stack(part) for part in zip(*keys, strict=True))
-
-    rules = programs.rules_of(group.members)
+    state = _first_states(group, lanes, init_keys)
+    rules = rules_of(group.members)
     kinds = tuple(dict.fromkeys(k for p in group.members for k in p.sections))
-
-    def init(own: tuple, samples: local.Samples) -> scan.State:
-        return lax.map(
-            lambda lane: programs.initial_state(
-                first, rules, lane[0], lane[1], samples
-            ),
-            own,
-        )
-
-    sizes = [programs.sizes_of(p) for p in several]
-    sizes = _stacked([(_padded(group, own), others) for own, others in sizes])
-    own = devices.place(mesh, (init_keys, sizes), scan.WHOLE)
-    state = jax.jit(init)(own, group.problem.samples)
-    start = state.params
     hparams = []
-    for i, p in enumerate(several[:busy]):
-        found = p.hparams
-        if runs:
-            own = jax.tree.map(lambda a, i=i: a[i], start)
-            known = p, group.problem.samples, own, keys[i][1]
-            found = initial_estimates.fill(*known, group.members[0], group.width)
-        number, settings = np.int32(rules.index(p.rule)), arrays(p.config, kinds)
-        hparams.append(found._replace(rule=number, settings=settings))
-    hparams += hparams[-1:] * (count - busy)
+    for i, p in enumerate(runs):
+        scalars = p.hparams
+        if estimates:
+            params = jax.tree.map(lambda a, i=i: a[i], state.params)
+            scalars = initial_estimates.fill(
+                p, group.samples, params, keys[i][1], group.num_columns
+            )
+        settings = settings_arrays(p.config, kinds)
+        rule = np.int32(rules.index(p.rule))
+        hparams.append(scalars._replace(rule=rule, settings=settings))
     return programs.Arrays(
         start=jax.device_get(state),
         key=train_keys,
-        hparams=_stacked(hparams),
-        problem=_make_lanes_problem(group, several),
-        inputs=_make_lanes_inputs(group, several, busy),
+        hparams=_stacked(hparams + hparams[-1:] * idle),
+        problem=_make_problem(group, lanes),
+        inputs=_make_inputs(group, lanes, len(runs)),
     )
 
 
-def _padded(group: Group, array: np.ndarray, *more: int) -> np.ndarray:
+def single(
+    prepared: Prepared, mesh: Mesh, *, estimates: bool = True
+) -> tuple[programs.Program, programs.Arrays]:
+    """The program of one experiment, and its arrays, see `make_arrays`."""
+    group = make_group([prepared], mesh)
+    return group.program, make_arrays(group, [prepared], estimates=estimates)
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.State:
+    """w^0 and the rules' states, ``[L, ...]`` on all devices."""
+    rule = one_of(rules_of(group.members))
+
+    def init(keys: jax.Array, sizes: Any, samples: local.Samples) -> scan.State:
+        def of_run(lane: Any) -> scan.State:
+            key, sizes = lane
+            return programs.initial_state(lanes[0], rule, key, sizes, samples)
+
+        return scan.over_lanes(of_run, side_by_side=False)((keys, sizes))
+
+    sizes = [programs.sizes_of(p) for p in lanes]
+    sizes = _stacked([(_padded(group, size), others) for size, others in sizes])
+    keys, sizes = devices.place(group.program.mesh, (keys, sizes), scan.WHOLE)
+    return jax.jit(init)(keys, sizes, group.samples)
+
+
+def _padded(group: Group, array: np.ndarray, *missing_columns: int) -> np.ndarray:
     """With rows of clients that are never drawn."""
-    missing = group.clients - len(array), *more
-    return np.pad(array, [(0, n) for n in missing])
+    missing = group.num_clients - len(array), *missing_columns
+    return np.pad(array, [(0, n) for n in missing]) if any(missing) else array
 
 
-def _make_lanes_problem(group: Group, several: list[Prepared]) -> scan.Problem:
-    """The problem with what each lane has of its own, `scan.OF_A_LANE`."""
-    tables = [p.partition.indices for p in several]
-    width = group.width
-    rows = [_padded(group, r, width - r.shape[1]) for r in tables]
-    own = {
+def _make_problem(group: Group, lanes: list[Prepared]) -> scan.Problem:
+    """Samples, test set, and what each run has of its own."""
+    tables, width = [p.partition.indices for p in lanes], group.num_columns
+    rows = [_padded(group, table, width - table.shape[1]) for table in tables]
+    tested = lanes[0].tested
+    per_run = {
         "rows": np.stack(rows),
-        "client": np.stack([_padded(group, p.workload.drawn) for p in several]),
-        "validation": _stacked([programs.held_out_of(p) for p in several]),
-        "class_index": _stacked([programs.class_index_of(p) for p in several]),
-        "scored": _stacked([programs.scored_of(p, group.scored) for p in several]),
+        "client": np.stack([_padded(group, p.workload.drawn) for p in lanes]),
+        "validation": _stacked([programs.held_out_of(p) for p in lanes]),
+        "class_index": _stacked([programs.class_index_of(p) for p in lanes]),
+        "scored": _stacked([programs.scored_of(p, group.num_scored) for p in lanes]),
     }
-    own = devices.place(group.program.mesh, own, scan.WHOLE)
-    return group.problem._replace(**own)
+    group_size = None if tested is None else tested.size
+    whole = devices.place(group.program.mesh, (per_run, group_size), scan.WHOLE)
+    per_run, group_size = whole
+    return scan.Problem(group.samples, group.test, group_size=group_size, **per_run)
 
 
-def _make_lanes_inputs(group: Group, several: list[Prepared], busy: int) -> scan.Inputs:
-    """Inputs ``[L, T, ...]``, interval and evaluate ``[T]``; idle from `busy` on."""
+def _make_inputs(group: Group, lanes: list[Prepared], busy: int) -> scan.Inputs:
+    """Inputs ``[L, T, ...]``, what all runs share ``[T]``; idle from `busy` on."""
     sizes = group.program.mesh.size, group.program.chunk
-    inputs = [programs.make_inputs(p, *sizes) for p in several]
-    shared = {"interval": inputs[0].interval, "evaluate": inputs[0].evaluate}
-    own = [i._replace(interval=None, evaluate=None) for i in inputs]
-    stacked = _stacked(own)
-    stacked.tau[busy:], stacked.reported[busy:] = 0, -1
+    inputs = [programs.make_inputs(p, *sizes) for p in lanes]
+    shared = {name: getattr(inputs[0], name) for name in scan.SHARED}
+    stacked = _stacked([i._replace(**dict.fromkeys(scan.SHARED)) for i in inputs])
+    stacked.tau[busy:] = 0
+    stacked.reported[busy:] = -1
     return stacked._replace(**shared)
+
+
+def arguments_of_run(arrays: programs.Arrays, updates: int, lane: int = 0) -> tuple:
+    """What `scan.make_run` takes for one of the runs and its first updates."""
+    shared = {name: getattr(arrays.inputs, name)[:updates] for name in scan.SHARED}
+    inputs = arrays.inputs._replace(**dict.fromkeys(scan.SHARED))
+    per_run = {name: getattr(arrays.problem, name) for name in scan.PER_RUN}
+    trees = arrays.start, arrays.key, arrays.hparams, per_run, inputs
+    state, key, hparams, per_run, inputs = jax.tree.map(lambda a: a[lane], trees)
+    inputs = jax.tree.map(lambda a: a[:updates], inputs)._replace(**shared)
+    return state, key, hparams, arrays.problem._replace(**per_run), inputs

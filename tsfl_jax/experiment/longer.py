@@ -11,6 +11,7 @@ import numpy as np
 
 from tsfl_jax.config import replace
 from tsfl_jax.engine import scan
+from tsfl_jax.experiment import lanes
 from tsfl_jax.experiment.prepare import Prepared, schedule_fingerprints
 from tsfl_jax.experiment.program import Arrays, Program
 from tsfl_jax.models import tracing
@@ -50,12 +51,12 @@ def earlier(
 
 def _reads_intervals(program: Program, arrays: Arrays) -> bool:
     """Whether anything but the schedule of η, such as a rule, reads T."""
-    model, rules, optimizer, spec, hooks, uplinks = program.parts
-    spec = dataclasses.replace(spec, lr_varies=False, axis=None)
-    run = scan.make_run(model, rules, optimizer, spec, None, hooks, uplinks)
-    given = program.arguments(arrays, arrays.start, 0)
-    jaxpr = jax.make_jaxpr(run)(*given).jaxpr
-    places = jax.tree.map(lambda _: False, given)
-    marked = places[2]._replace(lr_total=True)
-    marks = jax.tree.leaves((*places[:2], marked, *places[3:]))
+    model, rule, optimizer, spec, hooks, uplinks = program.parts
+    spec = dataclasses.replace(spec, lr_varies=False)
+    run = scan.make_run(model, (rule,), optimizer, spec, None, hooks, uplinks)
+    state, key, hparams, *others = lanes.arguments_of_run(arrays, program.chunk)
+    jaxpr = jax.make_jaxpr(run)(state, key, hparams, *others).jaxpr
+    unmarked = jax.tree.map(lambda _: False, (state, key, hparams, *others))
+    marked = unmarked[2]._replace(lr_total=True)
+    marks = jax.tree.leaves((*unmarked[:2], marked, *unmarked[3:]))
     return any(m and u for m, u in zip(marks, tracing.used(jaxpr), strict=True))

@@ -4,6 +4,7 @@ Only traced here, for the shapes of its parameters; nothing is compiled.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ class Network(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
     params: Params  # shapes of its variables
     notes: tuple[str, ...]
-    short_notes: tuple[str, ...] = ()  # for a schedule with short mini-batches
+    short_notes: Callable = tuple  # () → notes, for a schedule with short mini-batches
 
     @property
     def size(self) -> int:
@@ -55,7 +56,7 @@ def _traced(
 def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Network:
     """The network of a config or of the user, with the user's loss and metrics."""
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
-    tokens, notes, short_notes = dtype == np.int32, (), ()
+    tokens, notes, short_notes = dtype == np.int32, (), tuple
     name = config.model.name
     module: Any = own.model
     if module is not None:
@@ -65,7 +66,7 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
             own.model, name, shape, dtype
         )
         named = model._replace(name=model.name or name)
-        short_notes = rows.notes(named, params, shape, dtype)
+        short_notes = functools.cache(lambda: rows.notes(named, params, shape, dtype))
         x = jax.ShapeDtypeStruct((tracing.SAMPLES, *shape), dtype)
         model, notes = replay.replay(model, form, params, x)
         if tokens:
@@ -77,7 +78,7 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
         _check_tokens(name, dataset, bool(tokens))
         module = (
             Quadratic(tuple(curvature_of(config, shape).tolist()))
-            if name == "quadratic"
+            if networks.MODELS[name].make is None  # the model of drawn data
             else networks.make_model(
                 config.model, targets.outputs(dataset), shape, form
             )

@@ -16,6 +16,7 @@ from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, with_sections
 from tsfl_jax.data import in_memory
+from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
@@ -128,7 +129,7 @@ def hparams_of(config: Config, rule: Aggregator) -> HParams:
 def load_dataset(config: Config) -> Dataset:
     """Load or generate the data set of a config."""
     d, q = config.data, config.quadratic
-    if d.name == "quadratic":
+    if DATASETS[d.name].make is None:  # drawn for the clients
         clients, held, size = config.num_clients, config.schedule.data_size, d.shape[0]
         host_memory.require(
             f"--config.data.shape={tuple(d.shape)}, num_clients={clients}, "
@@ -162,7 +163,7 @@ def _mapping_of(
     how many devices share the clients, which must not follow from the machine.
     """
     batches, left = np.divmod(times.size, config.batch_size)
-    notes = network.short_notes if ((left > 0) & (steps > batches)).any() else ()
+    notes = network.short_notes() if ((left > 0) & (steps > batches)).any() else ()
     if not config.train_all:
         notes += (
             "train_all=False: clients whose weight is 0 are not trained, so that "
@@ -420,19 +421,14 @@ def drawn_bytes(config: Config) -> int:
 
 def data_key(config: Config) -> str:
     """A text that differs where `load_dataset` would load other data."""
-    own = (config.seed,) if config.data.name in ("synthetic", "quadratic") else ()
-    if config.data.name == "quadratic":
+    row = DATASETS[config.data.name]
+    own = (config.seed,) if "data.shape" in row.reads else ()  # drawn, not loaded
+    if row.make is None:  # drawn for the clients
         own += (config.num_clients, config.schedule.data_size, config.batch_size)
     return f"{config.data}{config.quadratic}{own}"
 
 
 _OF_SINGLE_RUNS = ("stop.at", "stop.patience")
-_OF_ALL_LANES = {
-    "measure_regret": "it is recorded for all runs or for none",
-    "train_all": "all runs share it, and no model depends on it",
-    "devices": "all runs are on the same devices",
-    "evaluation.clients": "they are scored in all runs or in none",
-}
 
 
 def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]:
@@ -444,9 +440,6 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
                 f"--config.{name}: ends single runs; all runs of a sweep go to "
                 "num_intervals, and its tables have the time to a target"
             )
-    for name, why in _OF_ALL_LANES.items():
-        if len({get(config, name) for config in configs}) > 1:
-            raise UserError(f"--sweep {name}: {why}; set --config.{name}")
     rule_settings.check_read(configs, own)
     shared: dict[str, tuple[Dataset, str]] = {}
     made: dict[str, Network] = {}

@@ -1,4 +1,4 @@
-"""The program of an experiment, or of several as lanes: the only place that compiles.
+"""The program of one or more experiments: the only place that compiles.
 
 `Program` is the function, `Arrays` what it runs on, `Compiled` what XLA made of both.
 The same generator of chunks serves runs and sweeps.
@@ -14,28 +14,28 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from tsfl_jax import rng, trees
+from tsfl_jax import rng
 from tsfl_jax.config import seed_of
 from tsfl_jax.data import targets, validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, personal, scan
-from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
-from tsfl_jax.experiment import initial_estimates
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.experiment.call_length import chunk_of
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
+from tsfl_jax.experiment.program_key import merged_spec, rules_of
 from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, HParams, PRNGKey
 
 
 class Arrays(NamedTuple):
-    """What a program runs on; lanes have a leading axis ``[L]``, see `ProgramSpec`."""
+    """What a program runs on: L experiments, see `scan.make_lanes_run`."""
 
     start: scan.State  # w^0 and the rule's state, on the host: a call takes its own
     key: PRNGKey  # of the seed; the run folds its streams from it
     hparams: HParams
     problem: scan.Problem  # on the devices
-    inputs: scan.Inputs  # on the host, [T, ...] filled up to whole chunks
+    inputs: scan.Inputs  # on the host, [L, T, ...] filled up to whole chunks
 
 
 class Chunk(NamedTuple):
@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
     first: int  # interval before which it began
     last: int  # intervals that have finished after it
     state: scan.State  # on the devices, until the next chunk takes its memory
-    history: scan.History  # on the host, [last − first, ...]; lanes [L, ...]
+    history: scan.History  # on the host, [L, last − first, ...]
     seconds: float  # of the call
 
 
@@ -64,23 +64,22 @@ class Program(NamedTuple):
 
     def chunk_of_arrays(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
         """What `run` takes for the chunk from interval `first` on, wherever it is."""
-        part, lanes = slice(first, first + self.chunk), bool(self.spec.lanes)
-        shared = arrays.inputs.interval[part], arrays.inputs.evaluate[part]
-        own = arrays.inputs._replace(interval=None, evaluate=None)
-        inputs = jax.tree.map(lambda a: a[:, part] if lanes else a[part], own)
-        inputs = inputs._replace(interval=shared[0], evaluate=shared[1])
+        part, inputs = slice(first, first + self.chunk), arrays.inputs
+        shared = {name: getattr(inputs, name)[part] for name in scan.SHARED}
+        inputs = inputs._replace(**dict.fromkeys(scan.SHARED))
+        inputs = jax.tree.map(lambda a: a[:, part], inputs)._replace(**shared)
         return state, arrays.key, arrays.hparams, arrays.problem, inputs
-
-    def specs(self) -> tuple:
-        """How the devices share the arguments of `run`."""
-        inputs = scan.LANES_INPUTS_SPEC if self.spec.lanes else scan.INPUTS_SPEC
-        return scan.WHOLE, scan.WHOLE, scan.WHOLE, scan.PROBLEM_SPEC, inputs
 
     def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
         """What `run` takes for the chunk from interval `first` on, on the devices."""
         *whole, problem, inputs = self.chunk_of_arrays(arrays, state, first)
         whole = devices.place(self.mesh, whole, scan.WHOLE)
-        return *whole, problem, devices.place(self.mesh, inputs, self.specs()[-1])
+        return *whole, problem, devices.place(self.mesh, inputs, scan.INPUTS_SPEC)
+
+    def history_shapes(self, arrays: Arrays) -> scan.History:
+        """Shapes and types of a call's history ``[L, R, ...]``; nothing is compiled."""
+        arguments = self.arguments(arrays, arrays.start, 0)
+        return jax.eval_shape(self.run, *arguments)[1]
 
     def lower(self, *arguments: Any) -> jax.stages.Lowered:
         """Trace for arrays or shapes; the state is donated."""
@@ -133,8 +132,9 @@ class Compiled(NamedTuple):
                 now, history = jax.block_until_ready(self.call(*arguments))
             seconds = time.perf_counter() - begun
             length = min(program.chunk, program.intervals - first)  # without padding
-            at = (slice(None),) * bool(program.spec.lanes) + (slice(length),)
-            history = jax.tree.map(lambda a, at=at: a[at], jax.device_get(history))
+            history = jax.tree.map(
+                lambda a, length=length: a[:, :length], jax.device_get(history)
+            )
             yield Chunk(first, first + length, now, history, seconds)
             first += length
 
@@ -156,109 +156,52 @@ def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
     }
 
 
-def spec_of(
-    several: list[Prepared], rules: tuple[Aggregator, ...], lanes: str = ""
-) -> ProgramSpec:
-    """What shapes a program for experiments that differ in arrays only.
+def make_program(members: list[Prepared], mesh: Mesh) -> Program:
+    """The program of experiments with the same `program_key.key_of`.
 
-    `rules` are theirs, each once; `lanes` is "" for one experiment, else how lanes run:
-    "sequential" or "vmap".
+    Runs take turns where their clients do, else they go side by side. On a CPU whose
+    clients were put side by side by choice of `prepare`, runs take turns, too: they fit
+    into its cache, and each has the bits of a single run.
     """
-    config, measures = several[0].config, several[0].config.measure_clients
-    # A mini-batch has no more rows than the largest client holds samples.
-    most = max(int(p.partition.capacity.max()) for p in several)
-    batch_size, iteration = min(config.batch_size, most), config.schedule.iteration
-    schedules, first = [p.workload.schedule for p in several], several[0].steps.flat[0]
-    slots, waves = several[0].slots, several[0].waves
-    even = config.train_all and waves == 1  # else some clients stop at 0 steps
-    estimating = {p.rule for p in several if initial_estimates.when(p) == "interval"}
-    return ProgramSpec(
-        batch_size=batch_size,
-        iteration=iteration,
-        passes=max(
-            local.most_passes(s.tau, s.size, batch_size, iteration) for s in schedules
-        ),
-        mapping=several[0].mapping,
-        block=min(config.client_block or slots, slots),
-        longest=max(int(p.steps.max()) for p in several),
-        even=even and all((p.steps == first).all() for p in several),
-        proximal=optimizers.terms_of(several[0].hparams).mu,
-        lr_varies=any(p.config.lr_schedule != "constant" for p in several),
-        estimates=Estimates(
-            constants=tuple(rule in estimating for rule in rules),
-            gradients=tuple(bool(r.mixing.uses_gradients or measures) for r in rules),
-            method=config.constants.estimator if estimating else "quotient",
-        ),
-        choice=config.cohort.choice,
-        regret=config.measure_regret,
-        train_all=config.train_all,
-        frozen=trees.parts_of(config.model.frozen),
-        snapshots=max(s.snapshots for s in schedules),
-        waves=waves,
-        lanes=lanes,
-    )
-
-
-def rules_of(several: list[Prepared]) -> tuple[Aggregator, ...]:
-    """The rules of some experiments, each once, in order of appearance."""
-    return tuple(dict.fromkeys(p.rule for p in several))
-
-
-def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Program:
-    """The program of experiments that differ in arrays only; see `spec_of`."""
-    first, rules = several[0], rules_of(several)
-    spec = spec_of(several, rules, lanes)
-    optimizer = first.optimizer
+    any_member, rules, spec = members[0], rules_of(members), merged_spec(members)
+    optimizer = any_member.optimizer
     if optimizer is optimizers.sgd:
-        terms = optimizers.terms_of(first.hparams)
+        terms = optimizers.terms_of(any_member.hparams)
         optimizer = functools.partial(optimizers.sgd, terms=terms)
-    network, hooks = first.network.model, first.hooks
+    model, hooks = any_member.network.model, any_member.hooks
+    links = any_member.uplinks
+    is_cpu = jax.default_backend() == "cpu"
+    by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
+    run = scan.make_run(model, rules, optimizer, spec, devices.AXIS, hooks, links)
+    side_by_side = spec.mapping == "vmap" and not by_choice
     return Program(
-        run=scan.make_run(network, rules, optimizer, spec, mesh, hooks, first.uplinks),
-        parts=Parts(network, rules, optimizer, spec, hooks, first.uplinks),
+        run=scan.make_lanes_run(run, mesh, side_by_side=side_by_side),
+        parts=Parts(model, one_of(rules), optimizer, spec, hooks, links),
         mesh=mesh,
-        intervals=len(first.steps),
-        chunk=chunk_of(first),
+        intervals=len(any_member.steps),
+        chunk=min(map(chunk_of, members)),
     )
 
 
-def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
-    """The arrays of one experiment; without `runs` only for compiling."""
-    problem = make_problem(prepared, mesh)
-    init_key, key = keys_of(prepared)
-    rules, sizes = (prepared.rule,), sizes_of(prepared)
-    start = jax.jit(
-        lambda key, samples: initial_state(prepared, rules, key, sizes, samples)
-    )(init_key, problem.samples)
-    inputs = make_inputs(prepared, mesh.size)
-    hparams = prepared.hparams
-    if runs:
-        hparams = initial_estimates.fill(prepared, problem.samples, start.params, key)
-    return Arrays(jax.device_get(start), key, hparams, problem, inputs)
-
-
-def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
-    """Samples, test set and index table on the devices."""
-    dataset, tested = prepared.dataset, prepared.tested
-    y_train, y_test = targets.of(dataset)
-    group, group_size = (None, None) if tested is None else tested[:2]
-    samples = (
+def samples_of(prepared: Prepared, mesh: Mesh) -> local.Samples:
+    """The training samples and their scale, on all devices."""
+    dataset = prepared.dataset
+    arrays = (
         dataset.x_train,
-        y_train,
+        targets.of(dataset)[0],
         np.asarray(dataset.mean, np.float32),
         np.asarray(1.0 / dataset.std, np.float32),
     )
-    problem = scan.Problem(
-        samples=local.Samples(*devices.place(mesh, samples, scan.WHOLE)),
-        test=evaluation.make_test_set(dataset.x_test, y_test, mesh.size, group),
-        rows=prepared.partition.indices,
-        client=prepared.workload.drawn,
-        class_index=class_index_of(prepared),
-        validation=held_out_of(prepared),
-        group_size=group_size,
-        scored=scored_of(prepared),
-    )
-    return devices.place(mesh, problem, scan.PROBLEM_SPEC)
+    return local.Samples(*devices.place(mesh, arrays, scan.WHOLE))
+
+
+def test_set_of(prepared: Prepared, mesh: Mesh) -> evaluation.TestSet:
+    """The test samples in batches, which the devices share."""
+    dataset, tested = prepared.dataset, prepared.tested
+    group = None if tested is None else tested.group
+    labels = targets.of(dataset)[1]
+    test = evaluation.make_test_set(dataset.x_test, labels, mesh.size, group)
+    return devices.place(mesh, test, scan.DIVIDED)
 
 
 def sizes_of(

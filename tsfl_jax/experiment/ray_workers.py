@@ -10,7 +10,7 @@ import importlib
 import pathlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tsfl_jax.config import Config, flat, replace, settings_of
 from tsfl_jax.experiment import grid, shards, sweep_folder, sweeps
@@ -22,14 +22,29 @@ from tsfl_jax.types import UserError, one_line, user_code
 RETRIES = 5  # of a shard whose worker was lost
 
 
-def _work(task: tuple, shard: tuple[int, int] | None) -> sweeps.SweepResult | None:
+class _Task(NamedTuple):
+    """What all workers get."""
+
+    settings: dict[str, Any]
+    points: grid.Points
+    workdir: pathlib.Path
+    runs_per_call: int
+    custom: dict[str, Any]
+
+
+def _work(task: _Task, shard: tuple[int, int] | None) -> sweeps.SweepResult | None:
     """What a worker does: one shard; None: the tables."""
-    settings, points, workdir, runs_per_call, own = task
-    config = replace(Config(), settings)
+    config = replace(Config(), task.settings)
     if shard is None:
-        return shards.collect(config, points, workdir=workdir, **own)
-    options = {"workdir": workdir, "runs_per_call": runs_per_call}
-    return shards.run(config, points, shard, **options, **own)
+        return shards.collect(config, task.points, workdir=task.workdir, **task.custom)
+    return shards.run(
+        config,
+        task.points,
+        shard,
+        workdir=task.workdir,
+        runs_per_call=task.runs_per_call,
+        **task.custom,
+    )
 
 
 def run(
@@ -41,14 +56,14 @@ def run(
     runs_per_call: int = 0,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    **own: Any,
+    **custom: Any,
 ) -> sweeps.SweepResult:
     """Run or resume a sweep on Ray's workers, as many as its GPUs or CPUs allow.
 
     A worker takes `config.devices` GPUs or CPUs; 0 is one.
 
     Args:
-      config: as in `sweeps.sweep`, and so are swept, runs_per_call and own, which are
+      config: as in `doors.sweep`, and so are swept, runs_per_call and custom, which are
         pickled.
       swept: the whole sweep.
       address: of the cluster; "": ``$RAY_ADDRESS``, one that runs on this machine, or a
@@ -58,40 +73,39 @@ def run(
       stop: asked every second; True ends the workers and raises KeyboardInterrupt.
 
     Raises:
-      UserError: what `sweeps.sweep` refuses, Ray cannot be imported or reached, or a
+      UserError: what `doors.sweep` refuses, Ray cannot be imported or reached, or a
         shard lost its worker more than `RETRIES` times.
     """
     if workdir is None:
         raise UserError("ray: needs a workdir, a folder that all workers see")
     folder = files.folder_of(workdir).absolute()
-    known, parts = adopted(config, Own(**own))
-    points = grid.points(swept, settings_of(type(known)))
-    if type(known) is type(config):  # a rule of the package goes by its name
-        config, own = known, parts._asdict()
+    named_config, parts = adopted(config, Own(**custom))
+    points = grid.points(swept, settings_of(type(named_config)))
+    if type(named_config) is type(config):  # a rule of the package goes by its name
+        config, custom = named_config, parts._asdict()
     with _cluster(address) as ray:
-        there, each = ray.cluster_resources(), max(1, config.devices)
-        gpu = there.get("GPU", 0) >= 1
-        settings = flat(dataclasses.asdict(config)) | ({} if gpu else {"devices": each})
-        count = int(there.get("GPU" if gpu else "CPU", 0) // each)
+        resources, devices = ray.cluster_resources(), max(1, config.devices)
+        kind = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
+        settings = flat(dataclasses.asdict(config))
+        settings |= {"devices": devices} if kind == "CPU" else {}
+        count = min(int(resources.get(kind, 0) // devices), len(points))
         if not count:
             raise UserError(
-                f"--config.devices={each}: Ray's cluster has "
-                f"{there.get('GPU' if gpu else 'CPU', 0):.0f}"
+                f"--config.devices={devices}: Ray's cluster has "
+                f"{resources.get(kind, 0):.0f}"
             )
-        count = min(count, len(points))
         # A worker ends with its shard, since JAX keeps devices and memory.
         options = {"max_retries": RETRIES, "max_calls": 1}
-        work = ray.remote(**options, **{"num_gpus" if gpu else "num_cpus": each})(_work)
+        work = ray.remote(**options, **{f"num_{kind.lower()}s": devices})(_work)
         with user_code("--ray: a part cannot be sent", "expected what can be pickled"):
-            task = ray.put((settings, points, folder, runs_per_call, own))
-        kind = "GPUs" if gpu else "CPUs"
-        progress.log(stream, f"{count} Ray workers with {each} {kind} each")
+            task = ray.put(_Task(settings, points, folder, runs_per_call, custom))
+        progress.log(stream, f"{count} Ray workers with {devices} {kind}s each")
         names = [f"shard {index}/{count}" for index in range(count)]
         tasks = {work.remote(task, (i, count)): name for i, name in enumerate(names)}
-        show = _shown(folder, len(points), stream)
-        found = _results(ray, tasks, lambda: (show(), stop())[1])
+        show = _shown_on(stream, folder, len(points))
+        result = _result_of(ray, tasks, lambda: (show(), stop())[1])
         # None wrote the tables if they were there before.
-        return found or _results(ray, {work.remote(task, None): "the tables"}, stop)
+        return result or _result_of(ray, {work.remote(task, None): "the tables"}, stop)
 
 
 @contextlib.contextmanager
@@ -103,9 +117,9 @@ def _cluster(address: str) -> Iterator[Any]:
         raise UserError(
             "--ray: Ray is not installed; pip install 'tsfl_jax[ray]'"
         ) from error
-    there = ray.is_initialized()
+    is_ours = not ray.is_initialized()
     try:
-        if not there:
+        if is_ours:
             if ":" in address and "//" not in address:  # Ray would wait for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=10).close()
@@ -116,20 +130,19 @@ def _cluster(address: str) -> Iterator[Any]:
     try:
         yield ray
     finally:
-        if not there:
+        if is_ours:
             ray.shutdown()
 
 
-def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> Any:
+def _result_of(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> Any:
     """Wait for tasks by name; the one result that is not None, if there is one."""
-    found, wanted, task = None, [*tasks], None
+    result, waiting, task = None, [*tasks], None
     try:
-        while wanted:
-            ready, wanted = ray.wait(wanted, timeout=1.0)
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=1.0)
             for task in ready:
-                done = ray.get(task)
-                found = found if done is None else done
-            if stop() and wanted:
+                result = ray.get(task) or result
+            if stop() and waiting:
                 raise KeyboardInterrupt
     except UserError as error:  # with the worker's traceback around it
         raise UserError(one_line(getattr(error, "cause", error))) from None
@@ -141,24 +154,24 @@ def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> An
             "of --ray shows an error of the run itself"
         ) from error
     finally:
-        for task in wanted:
+        for task in waiting:
             ray.cancel(task, force=True)
-    return found
+    return result
 
 
-def _shown(
-    folder: pathlib.Path, total: int, stream: IO[str] | None
+def _shown_on(
+    stream: IO[str] | None, folder: pathlib.Path, total: int
 ) -> Callable[[], None]:
     """A function that logs how many runs are in the folder, if there are more."""
-    shown = 0
+    logged = 0
 
     def show() -> None:
-        nonlocal shown
-        path = folder / sweep_folder.DIVISION
-        runs = (files.read_json(path, {"runs": list}) or {}).get("runs", [])
-        done = sum(sweep_folder.path_of(folder, name).exists() for name in runs)
-        if len(runs) == total and done > shown:  # else of an earlier sweep
-            shown = done
-            progress.log(stream, f"{done} of {total} runs have finished")
+        nonlocal logged
+        division = files.read_json(folder / sweep_folder.DIVISION, {"runs": list}) or {}
+        digests = division.get("runs", [])
+        finished = sum(sweep_folder.path_of(folder, d).exists() for d in digests)
+        if len(digests) == total and finished > logged:  # else of an earlier sweep
+            logged = finished
+            progress.log(stream, f"{finished} of {total} runs have finished")
 
     return show

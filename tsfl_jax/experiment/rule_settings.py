@@ -12,6 +12,7 @@ from tsfl_jax import components
 from tsfl_jax import config as settings
 from tsfl_jax.components import Part, declared, listed, section_of
 from tsfl_jax.config import COMMON, READERS, Config, chosen_parts, get
+from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.partition import PARTITIONS
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import weighting
@@ -73,8 +74,9 @@ _GIVEN = {
 
 def is_own_data(config: Config, own: Own) -> bool:
     """Whether `own` has other samples than those that the settings name."""
-    quadratic = config.data.name == "quadratic"  # whose settings the model has, too
-    loaded = quadratic or getattr(own.dataset, "source", "") == str(config.data)
+    # Data that are drawn for the clients: the model has their settings, too.
+    drawn = DATASETS[config.data.name].make is None
+    loaded = drawn or getattr(own.dataset, "source", "") == str(config.data)
     return own.dataset is not None and not loaded
 
 

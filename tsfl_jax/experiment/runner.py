@@ -1,11 +1,10 @@
-"""One run: build its program and arrays, train it call by call, write its files."""
+"""Single runs: build an experiment, train it call by call, write its files."""
 
 import contextlib
 import dataclasses
 import functools
 import pathlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any, NamedTuple
 
 import jax
@@ -13,24 +12,25 @@ import numpy as np
 
 from tsfl_jax import interrupts, stopping
 from tsfl_jax.config import Config, flat
-from tsfl_jax.engine import devices, optimizers
-from tsfl_jax.experiment import backend, checkpoint, longer, memory, summary
-from tsfl_jax.experiment.checkpoint import Progress, Written
+from tsfl_jax.engine import devices, scan
+from tsfl_jax.experiment import (
+    backend,
+    calls,
+    checkpoint,
+    lanes,
+    longer,
+    memory,
+    summary,
+)
+from tsfl_jax.experiment.calls import Progress
 from tsfl_jax.experiment.identity import depends_on_devices, identity_of, labels_of
 from tsfl_jax.experiment.prepare import Prepared, accepted, prepare_validated
-from tsfl_jax.experiment.program import (
-    Arrays,
-    Chunk,
-    Compiled,
-    Program,
-    make_arrays,
-    make_program,
-)
+from tsfl_jax.experiment.program import Arrays, Chunk, Program
 from tsfl_jax.report import files as report
-from tsfl_jax.report import progress, runs, table
+from tsfl_jax.report import progress as bars
+from tsfl_jax.report import runs, table
 from tsfl_jax.report import writers as reporting
-from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Array, Dataset, Params, UserError
+from tsfl_jax.types import Params, UserError
 
 _PROVENANCE = {"compile_seconds": (int, float), "versions": dict}
 _PROVENANCE |= dict.fromkeys(("device", "backend", "processor"), str)
@@ -41,24 +41,25 @@ class Experiment(NamedTuple):
 
     prepared: Prepared
     program: Program
-    arrays: Arrays
+    arrays: Arrays  # of one run, L = 1
     identity: dict[str, Any]  # what a checkpoint must agree on
     labels: dict[str, Any]  # algorithm, data, model, fingerprints: for summaries
 
 
-def build(config: Config, **own: Any) -> Experiment:
-    """Make everything of an experiment; `own` are fields of `custom_hooks.Own`."""
-    config, parts = accepted(config, **own)
+def build(config: Config, **custom: Any) -> Experiment:
+    """Make everything of an experiment; `custom` are fields of `custom_hooks.Own`."""
+    config, parts = accepted(config, **custom)
     mesh = backend.start_jax(config)
     prepared = prepare_validated(config, parts)
     memory.check(prepared, mesh.size)
     identity = identity_of(prepared)
     if depends_on_devices(prepared):
         identity["devices that share the clients"] = mesh.size
+    program, arrays = lanes.single(prepared, mesh)
     return Experiment(
         prepared=prepared,
-        program=make_program([prepared], mesh),
-        arrays=make_arrays(prepared, mesh),
+        program=program,
+        arrays=arrays,
         identity=identity,
         labels=labels_of(prepared) | {"num_devices": mesh.size},
     )
@@ -79,7 +80,7 @@ class Result(NamedTuple):
     def __repr__(self) -> str:
         """What the command line prints at its end, and what one can do with it."""
         methods = ".summary .history .params .to_xarray() .to_pandas() .plot()"
-        return f"{progress.summary_text(self.summary)}\n{methods}"
+        return f"{bars.summary_text(self.summary)}\n{methods}"
 
     def to_xarray(self) -> Any:
         """The history as an `xarray.Dataset`; see `report.table`."""
@@ -94,70 +95,8 @@ class Result(NamedTuple):
         return runs.curves(self.history, self.summary)
 
 
-def simulate(
-    config: Config,
-    *,
-    model: Any = None,
-    dataset: Dataset | None = None,
-    optimizer: optimizers.Optimizer | None = None,
-    aggregator: Aggregator | None = None,
-    loss: Callable[[Array, Array], Array] | None = None,
-    metrics: Mapping[str, Callable[[Array, Array], Any]] | None = None,
-    augment: Callable[..., Any] | None = None,
-    client_step: Callable[..., Any] | None = None,
-    partition: Any = None,
-    sampler: Callable[..., Any] | None = None,
-    params: Params | None = None,
-    workdir: str | pathlib.Path | None = None,
-    writers: Sequence[reporting.Given] = (),
-    verbose: bool = False,
-) -> Result:
-    """Run one experiment from Python; docs/custom.md has an example of each argument.
-
-    Args:
-      config: all settings.
-      model: a Flax module, linen or nnx (``[B, H, W, C]`` → logits), a function of
-        `nnx.Rngs` that makes one, or a `Model`.
-      dataset: samples in memory, instead of ``config.data``.
-      optimizer: an optax transformation, or a function `HParams` → transformation.
-      aggregator: a rule of the user's own, instead of ``config.algorithm``.
-      loss: (outputs ``[B, O]``, labels ``[B]``) → ``[B]``, instead of cross-entropy.
-      metrics: like `loss`, or to (values, weights); test means are in the history.
-      augment: (key, x ``[B, ...]``, y ``[B, ...]``) → (x, y), in training.
-      client_step: `Step` → `Stepped`, instead of a step of the optimizer.
-      partition: N lists of indices into the training samples, instead of a drawn split.
-      sampler: `timeline.cohort.Draw` → ids of the clients that are asked.
-      params: Flax variables to start from, such as `Result.params`.
-      workdir: where to write files and checkpoints; None: nowhere.
-      writers: names of --writer, `Writer`s, or functions of each interval's record.
-      verbose: print progress on stderr.
-
-    Returns:
-      `Result`: the final parameters, the history per interval, the summary.
-
-    Raises:
-      UserError: an input that cannot work, in one line.
-    """
-    _check_outputs(workdir, writers)
-    exp = build(
-        config,
-        model=model,
-        dataset=dataset,
-        optimizer=optimizer,
-        aggregator=aggregator,
-        loss=loss,
-        metrics=metrics,
-        augment=augment,
-        client_step=client_step,
-        partition=partition,
-        sampler=sampler,
-        params=params,
-    )
-    return run(exp, workdir, sys.stderr if verbose else None, writers=writers)
-
-
-def _check_outputs(
-    workdir: str | pathlib.Path | None, writers: Sequence[reporting.Given]
+def check_outputs(
+    workdir: str | pathlib.Path | None, writers: Sequence[reporting.Choice]
 ) -> None:
     """Refuse what cannot be written to, before the work."""
     if workdir is not None:
@@ -170,7 +109,7 @@ def run(
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = interrupts.was_asked,
-    writers: Sequence[reporting.Given] = (),
+    writers: Sequence[reporting.Choice] = (),
 ) -> Result:
     """Run or resume an experiment.
 
@@ -191,57 +130,61 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         path = None if workdir is None else report.folder_of(workdir)
+        # Of several processes the first one writes.
         asked = writers if devices.first() else ()
-        given = [reporting.writer_of(each, path) for each in asked]  # or no folder
-        folder, done = _begin(exp, workdir, stream, stack)
+        asked = [reporting.writer_of(writer, path) for writer in asked]  # or no folder
+        folder, progress = _begin(exp, workdir, stream, stack)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
-        opened = reporting.opened(given, folder, settings, int(done.finished))
-        done, compile_seconds = _train(exp, folder, done, stream, stop, opened)
-        history, times = done.known(), (float(done.seconds), compile_seconds)
-        found = summary.summarize(exp.prepared, exp.labels, history, *times)
-        found["notes"] += summary.negative_variances(jax.device_get(done.state.params))
-        if len(history.rho) < exp.program.intervals and not history.diverged[-1]:
-            last = f"ended after interval {len(history.rho)} of {exp.program.intervals}"
-            found["notes"].append(f"{last}, as stop.* or a writer asked")
+        opened = reporting.start(asked, settings, int(progress.finished))
+        progress, compile_seconds = _train(exp, folder, progress, stream, stop, opened)
+        history, state = progress.of_run(), _state_of_run(progress)
+        named = summary.named_of(exp.prepared, history)
+        results = _summary_of(
+            exp, named, state, float(progress.seconds), compile_seconds
+        )
         if folder is not None:
-            found = _written(
-                exp, folder, done, found, finished_before=not compile_seconds
-            )
-        opened.end(report.plain(found), folder)
-    workload, finished = exp.prepared.workload, len(history.rho)
-    times = summary.done_of(exp.prepared, history)
-    who = {} if times.in_order else {"client": times.client}
-    return Result(
-        done.state.params,
-        summary.named_of(exp.prepared, history)
-        | {
-            "virtual_time": workload.seconds[:finished],
-            # On the host, where an integer has 64 bits.
-            "samples": history.samples.sum(axis=1, dtype=np.int64),
-        }
-        | who,
-        found,
-        summary.own_layers(exp.prepared, done.state),
-    )
+            if not compile_seconds:  # an earlier process has finished the run
+                results |= _provenance(folder)
+            summary.write_results(folder, exp.prepared, history, state.params, results)
+        local = summary.local_layers(exp.prepared, state)
+        if folder is not None and local is not None:
+            report.write_arrays(folder / "own.npz", local)
+        opened.end(report.plain(results), folder)
+    del named["tau"]
+    # The sum over clients on the host, where an integer has 64 bits.
+    named["samples"] = named["samples"].sum(axis=1, dtype=np.int64)
+    return Result(state.params, named, results, local)
 
 
-def _written(
+def _state_of_run(progress: Progress) -> scan.State:
+    """The state of the one run, on the host."""
+    return jax.tree.map(lambda a: a[0], jax.device_get(progress.state))
+
+
+def _summary_of(
     exp: Experiment,
-    folder: pathlib.Path,
-    done: Progress,
-    found: dict[str, Any],
-    finished_before: bool,
+    history: dict[str, Any],
+    state: scan.State,
+    seconds: float,
+    compile_seconds: float,
 ) -> dict[str, Any]:
-    """The summary as it was written into the folder, with the other results."""
-    if finished_before:  # by an earlier process
-        # What only that process knew; all results are of the history.
-        old = report.read_json(folder / "summary.json", _PROVENANCE) or {}
-        found = found | {n: old[n] for n in _PROVENANCE if n in old}
-    history, params = done.known(), done.state.params
-    summary.write_results(folder, exp.prepared, history, params, found)
-    if (own := summary.own_layers(exp.prepared, done.state)) is not None:
-        report.write_arrays(folder / "own.npz", own)
-    return found
+    """The content of summary.json, with notes on how the run ended."""
+    results = summary.summarize(
+        exp.prepared, exp.labels, history, seconds, compile_seconds
+    )
+    results["notes"] += summary.negative_variances(state.params)
+    finished, total = len(history["diverged"]), exp.program.intervals
+    if finished < total and not history["diverged"][-1]:
+        results["notes"].append(
+            f"ended after interval {finished} of {total}, as stop.* or a writer asked"
+        )
+    return results
+
+
+def _provenance(folder: pathlib.Path) -> dict[str, Any]:
+    """What only the process knew that finished the run; all results are recomputed."""
+    before = report.read_json(folder / "summary.json", _PROVENANCE) or {}
+    return {name: before[name] for name in _PROVENANCE if name in before}
 
 
 def _begin(
@@ -251,175 +194,131 @@ def _begin(
     stack: contextlib.ExitStack,
 ) -> tuple[pathlib.Path | None, Progress]:
     """Where the run stands, the same in all processes; the first one has the folder."""
-    made, start = exp.program, exp.arrays.start
-    _, chunk = jax.eval_shape(made.run, *made.arguments(exp.arrays, start, 0))
-    done = checkpoint.nothing(start, chunk, made.intervals)
-    devices.connect(made.mesh)
+    progress = calls.at_start(exp.program, exp.arrays)
+    devices.connect(exp.program.mesh)
     # Of several processes the first one reads and writes; the others follow it.
-    folder, refused = None, None
+    folder, refusal = None, None
     try:
         if workdir is not None and devices.first():
-            folder, done = _opened(exp, workdir, done, stream, stack)
+            folder, progress = _opened(exp, workdir, progress, stream, stack)
     except UserError as error:
-        refused = error
-    if devices.any_process(refused is not None):
-        raise refused or UserError("process 0 has stopped and says why")
-    done = devices.from_first(done)
-    seconds, finished = np.float64(done.seconds), np.int64(done.finished)
-    return folder, done._replace(seconds=seconds, finished=finished)
+        refusal = error
+    if devices.any_process(refusal is not None):
+        raise refusal or UserError("process 0 has stopped and says why")
+    progress = devices.from_first(progress)
+    seconds, finished = np.float64(progress.seconds), np.int64(progress.finished)
+    return folder, progress._replace(seconds=seconds, finished=finished)
 
 
 def _opened(
     exp: Experiment,
     workdir: str | pathlib.Path,
-    done: Progress,
+    progress: Progress,
     stream: IO[str] | None,
     stack: contextlib.ExitStack,
 ) -> tuple[pathlib.Path, Progress]:
     """The locked folder, and where a run in it stands."""
     folder = report.prepare_workdir(workdir)
-    saved = folder / "checkpoints"
+    checkpoints = folder / "checkpoints"
     stack.enter_context(report.lock(folder))
     if (folder / "lanes").is_dir():
         raise UserError(f"{folder} holds a sweep; choose another --workdir")
-    if (folder / "metrics.jsonl").exists() and not saved.exists():
+    if (folder / "metrics.jsonl").exists() and not checkpoints.exists():
         raise UserError(
             f"{folder} holds a run without checkpoints; {checkpoint.AFRESH}"
         )
     if exp.prepared.config.checkpoint:
-        notice = progress.warn_to(stream)
-        done = _restored(exp, saved, done, notice)
-    if done.finished:
+        warn = bars.warn_to(stream)
+        progress = _restored(exp, checkpoints, progress, warn)
+    if progress.finished:
         total = exp.program.intervals
-        progress.log(stream, f"resuming after interval {done.finished} of {total}")
-        rows = summary.rows_of(exp.prepared, done.known())
-        report.write_metrics(folder / "metrics.jsonl", rows)
+        bars.log(stream, f"resuming after interval {progress.finished} of {total}")
+        _write_metrics(exp, folder, progress)
     report.write_json(folder / "config.json", dataclasses.asdict(exp.prepared.config))
-    return folder, done
+    return folder, progress
 
 
 def _restored(
-    exp: Experiment, saved: pathlib.Path, done: Progress, notice: Callable[[str], None]
+    exp: Experiment,
+    checkpoints: pathlib.Path,
+    progress: Progress,
+    warn: Callable[[str], None],
 ) -> Progress:
     """The progress of the newest checkpoint, which may be that of a smaller T."""
-    identity, like, total = exp.identity, done, exp.prepared.config.num_intervals
-    about = checkpoint.newest(saved) or {"identity": {}}
-    before = about["identity"].get("num_intervals", total)
-    if before < total:
-        updates = checkpoint.length_of(about)
-        parts = exp.prepared, exp.program, exp.arrays
-        identity = identity | longer.earlier(*parts, before, updates)
-        like = done._replace(history=jax.tree.map(lambda a: a[:updates], done.history))
-    found = checkpoint.restore_latest(saved, like, identity, notice)
-    if not found:
-        return done
-    pairs = zip(*map(jax.tree.leaves, (done.history, found[1].history)), strict=True)
-    for whole, part in pairs:
-        whole[: len(part)] = part
-    return found[1]._replace(history=done.history)
+    identity, template = exp.identity, progress
+    total = exp.prepared.config.num_intervals
+    newest = checkpoint.newest(checkpoints) or {"identity": {}}
+    intervals = newest["identity"].get("num_intervals", total)
+    if intervals < total:
+        updates = checkpoint.length_of(newest)
+        identity = identity | longer.earlier(
+            exp.prepared, exp.program, exp.arrays, intervals, updates
+        )
+        shorter = jax.tree.map(lambda a: a[:, :updates], progress.history)
+        template = progress._replace(history=shorter)
+    saved = checkpoint.restore_latest(checkpoints, template, identity, warn)
+    if saved is None:
+        return progress
+    pairs = map(jax.tree.leaves, (progress.history, saved[1].history))
+    for whole, part in zip(*pairs, strict=True):
+        whole[:, : part.shape[1]] = part
+    return saved[1]._replace(history=progress.history)
 
 
 def _train(
     exp: Experiment,
     folder: pathlib.Path | None,
-    done: Progress,
+    progress: Progress,
     stream: IO[str] | None,
     stop: Callable[[], bool],
     writers: reporting.Open,
 ) -> tuple[Progress, float]:
     """Run the remaining chunks; the progress, and seconds of compiling."""
-    total, first = exp.program.intervals, int(done.finished)
-    if first >= total or done.state.diverged or _reached(exp, done):
-        return done, 0.0
-    compiled = exp.program.compile(exp.arrays, done.state, stream)
+    total, first = exp.program.intervals, int(progress.finished)
+    if first >= total or progress.state.diverged[0] or _is_reached(exp, progress):
+        return progress, 0.0
+    compiled = exp.program.compile(exp.arrays, progress.state, stream)
     save = None if folder is None else functools.partial(_save, exp, folder)
-    with progress.bar(stream, total, first) as advance:
+    with bars.bar(stream, total, first) as bar:
 
-        def show(chunk: Chunk, done: Progress) -> bool:
-            history = done.known()
-            samples = int(history.samples[chunk.first :].sum(dtype=np.int64))
-            words = progress.results_text(
-                summary.last_measured(history.test_accuracy),
-                summary.last_measured(history.train_loss),
+        def show(chunk: Chunk, progress: Progress) -> bool:
+            history = progress.of_run()
+            scores = history.test_accuracy, history.train_loss
+            calls.advance(
+                bar, chunk, 1, bars.results_text(*map(summary.last_measured, scores))
             )
-            count = int(done.finished) - chunk.first
-            advance(count, samples, chunk.seconds, words)
-            rows = _records(exp, chunk, done) if writers.several else ()
-            said = devices.any_process(writers.report(rows))
-            return said or _reached(exp, done)
+            is_ended = False
+            if writers.writers:
+                rows = summary.rows_of(exp.prepared, history, chunk.first)
+                seconds = float(progress.seconds)
+                is_ended = writers.report([r | {"wall_time": seconds} for r in rows])
+            return devices.any_process(is_ended) or _is_reached(exp, progress)
 
-        done = train(compiled, exp.arrays, done, show, stop, save)
-    done = done._replace(state=jax.device_get(done.state))
+        progress = calls.train(
+            compiled, exp.arrays, progress, show=show, stop=stop, save=save
+        )
+    progress = progress._replace(state=jax.device_get(progress.state))
     if save is not None:
-        save(done)
-    return done, compiled.seconds
+        save(progress)
+    return progress, compiled.seconds
 
 
-def _reached(exp: Experiment, done: Progress) -> bool:
+def _is_reached(exp: Experiment, progress: Progress) -> bool:
     """Whether the run ends here by its settings."""
-    history = done.known()
+    history = progress.of_run()
     scores = np.asarray(history.test_accuracy), np.asarray(history.test_loss)
     return stopping.reached(exp.prepared.config.stop, *scores)
 
 
-def _records(exp: Experiment, chunk: Chunk, done: Progress) -> list[dict[str, Any]]:
-    """What writers get of a call's intervals."""
-    rows = summary.rows_of(exp.prepared, done.known(), chunk.first)
-    return [row | {"wall_time": float(done.seconds)} for row in rows]
-
-
-def _save(exp: Experiment, folder: pathlib.Path, done: Progress) -> None:
+def _save(exp: Experiment, folder: pathlib.Path, progress: Progress) -> None:
     """Write the checkpoint, then metrics.jsonl, which is never ahead of it."""
     if exp.prepared.config.checkpoint:
-        saved = folder / "checkpoints"
-        checkpoint.save(saved, int(done.finished), done, exp.identity)
-    rows = summary.rows_of(exp.prepared, done.known())
+        checkpoint.save(
+            folder / "checkpoints", int(progress.finished), progress, exp.identity
+        )
+    _write_metrics(exp, folder, progress)
+
+
+def _write_metrics(exp: Experiment, folder: pathlib.Path, progress: Progress) -> None:
+    rows = summary.rows_of(exp.prepared, progress.of_run())
     report.write_metrics(folder / "metrics.jsonl", rows)
-
-
-def train(
-    compiled: Compiled,
-    arrays: Arrays,
-    done: Progress,
-    show: Callable[[Chunk, Progress], bool | None],
-    stop: Callable[[], bool],
-    save: Callable[[Progress], None] | None,
-    written: Written | None = None,
-    axis: int = 0,
-) -> Progress:
-    """Run the remaining chunks of a run or of a call of lanes.
-
-    Args:
-      compiled: the program.
-      arrays: what it runs on.
-      done: the progress so far.
-      show: called after each chunk; True ends the run there.
-      stop: called after each chunk but the last; True saves and raises.
-      save: called where it is due, not at the end; None: nothing is kept.
-      written: when the last save was; None: never.
-      axis: of the intervals: 1 where lanes come first.
-
-    Returns:
-      The progress, its state on the devices.
-
-    Raises:
-      KeyboardInterrupt: `stop` was true.
-    """
-    written = written or Written()
-    for chunk in compiled.chunks(arrays, done.state, int(done.finished)):
-        last, diverged = chunk.last, chunk.history.diverged
-        lost = axis == 0 and bool(diverged[-1])
-        if lost:  # nothing more happens: forget the empty intervals
-            last = chunk.first + int(np.argmax(diverged)) + 1
-        done = done.added(chunk, last, axis)
-        ended = lost or last == compiled.program.intervals
-        stopping = not ended and devices.any_process(stop())
-        since = checkpoint.now()
-        if save and not ended and (stopping or written.due(since)):
-            save(done._replace(state=jax.device_get(chunk.state)))
-            written = Written(checkpoint.now(), checkpoint.now() - since)
-        if show(chunk, done) or ended:
-            break
-        if stopping:
-            raise KeyboardInterrupt
-    return done

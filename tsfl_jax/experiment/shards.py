@@ -1,6 +1,5 @@
 """A sweep by several processes, on one machine or many, in one shared folder."""
 
-import contextlib
 import dataclasses
 import itertools
 import pathlib
@@ -18,8 +17,8 @@ Swept = Mapping[str, Sequence] | Sequence[Mapping]
 
 def parse(text: str) -> tuple[int, int]:
     """The index and the count of ``--shard=1/4``; UserError for anything else."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    index, count = map(int, found.groups()) if found else (0, 0)
+    numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    index, count = map(int, numbers.groups()) if numbers else (0, 0)
     if not index < count:
         raise UserError(
             f"--shard={text}: expected i/n with 0 <= i < n, such as 0/4 for the first "
@@ -60,15 +59,15 @@ def run(
     shard: tuple[int, int],
     *,
     workdir: str | pathlib.Path,
-    runs_per_call: int = 0,
     stream: IO[str] | None = None,
+    runs_per_call: int = 0,
     stop: Callable[[], bool] = lambda: False,
-    **own: Any,
+    **custom: Any,
 ) -> sweeps.SweepResult | None:
     """Run or resume one shard of a sweep; the last one to end writes the tables.
 
     Args:
-      config: as in `sweeps.sweep`, and so are swept, runs_per_call, stop and own.
+      config: as in `doors.sweep`, and so are swept, runs_per_call, stop and custom.
       swept: the whole sweep, the same in all processes.
       shard: index from 0, and count; see `divide`.
       workdir: folder that all processes see, on a file system with locks.
@@ -78,34 +77,42 @@ def run(
       The result of the whole sweep if this call wrote its tables, else None.
 
     Raises:
-      UserError: what `sweeps.sweep` refuses, a shard that another process has, or a
+      UserError: what `doors.sweep` refuses, a shard that another process has, or a
         folder of another sweep.
     """
-    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop}
-    every = sweeps.make(config, swept, own, workdir=workdir, **options)
+    sweep = sweeps.make(
+        config,
+        swept,
+        custom,
+        workdir=workdir,
+        runs_per_call=runs_per_call,
+        stream=stream,
+        stop=stop,
+    )
     index, count = shard
-    mine = divide(lanes.group(every.several)[0], count)[index]
-    folder = every.folder
+    runs = divide(lanes.group(sweep.runs)[0], count)[index]
+    folder = sweep.folder
     assert folder is not None
-    with sweep_folder.shard(folder, every.names, index, count):
-        progress.log(stream, f"shard {index}/{count}: {len(mine)} runs")
-        if mine:
-            sweeps.run_all(every.only(mine))
+    with sweep_folder.shard(folder, sweep.digests, index, count):
+        progress.log(stream, f"shard {index}/{count}: {len(runs)} runs")
+        if runs:
+            sweeps.run_all(sweep.only(runs))
         with files.lock(folder, patience=sweep_folder.PATIENCE):
-            there = [sweep_folder.path_of(folder, n).exists() for n in every.names]
-            if all(there) and not _collected(every):
-                return sweeps.collect(every)
-    left = f"{there.count(False)} of {len(there)} runs are left to other shards"
-    progress.log(stream, "the tables are there" if all(there) else left)
+            paths = [sweep_folder.path_of(folder, d) for d in sweep.digests]
+            missing = sum(not path.exists() for path in paths)
+            if not missing and not _has_tables(sweep):
+                return sweeps.collect(sweep)
+    unfinished = f"{missing} of {len(paths)} runs are left to other shards"
+    progress.log(stream, unfinished if missing else "the tables are there")
     return None
 
 
-def _collected(every: sweeps.Sweep) -> bool:
+def _has_tables(sweep: sweeps.Sweep) -> bool:
     """Whether the tables in the folder are those of this sweep."""
-    assert every.folder is not None
-    known = files.read_json(every.folder / "sweep.json") or {}
-    own = {"config": dataclasses.asdict(every.config), "points": every.points}
-    return {name: known.get(name) for name in own} == files.plain(own)
+    assert sweep.folder is not None
+    written = files.read_json(sweep.folder / "sweep.json") or {}
+    about = {"config": dataclasses.asdict(sweep.config), "points": sweep.points}
+    return {name: written.get(name) for name in about} == files.plain(about)
 
 
 def collect(
@@ -114,12 +121,12 @@ def collect(
     *,
     workdir: str | pathlib.Path,
     stream: IO[str] | None = None,
-    **own: Any,
+    **custom: Any,
 ) -> sweeps.SweepResult | None:
     """Write the tables of the runs that have finished; train nothing.
 
     Args:
-      config: as in `sweeps.sweep`, and so are swept and own.
+      config: as in `doors.sweep`, and so are swept and custom.
       swept: the whole sweep.
       workdir: its folder.
       stream: gets the notes.
@@ -130,10 +137,9 @@ def collect(
     Raises:
       UserError: none of the runs is in the folder.
     """
-    with contextlib.ExitStack() as held:
-        if not (files.folder_of(workdir) / "lanes").is_dir():
-            raise UserError(f"--collect: {workdir} is not the folder of a sweep")
-        every = sweeps.make(config, swept, own, workdir=workdir, stream=stream)
-        assert every.folder is not None
-        held.enter_context(files.lock(every.folder, patience=sweep_folder.PATIENCE))
-        return sweeps.collect(every)
+    if not (files.folder_of(workdir) / "lanes").is_dir():
+        raise UserError(f"--collect: {workdir} is not the folder of a sweep")
+    sweep = sweeps.make(config, swept, custom, workdir=workdir, stream=stream)
+    assert sweep.folder is not None
+    with files.lock(sweep.folder, patience=sweep_folder.PATIENCE):
+        return sweeps.collect(sweep)

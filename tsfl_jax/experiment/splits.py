@@ -9,7 +9,7 @@ from tsfl_jax import rng
 from tsfl_jax.config import Config, seed_of
 from tsfl_jax.data import client_test as tests
 from tsfl_jax.data import (
-    given_partition,
+    fixed_partition,
     partition,
     population,
     skew,
@@ -32,7 +32,7 @@ def held_out(config: Config, dataset: Dataset) -> Int[np.ndarray, "V"] | None:
 
 def given(
     config: Config, own: Any, dataset: Dataset
-) -> tuple[Int[np.ndarray, "V"] | None, given_partition.Lists | None]:
+) -> tuple[Int[np.ndarray, "V"] | None, fixed_partition.Lists | None]:
     """The validation samples, and each client's samples where they are not drawn.
 
     `own` are lists of indices per client; None: as the settings say.
@@ -45,14 +45,14 @@ def given(
             dataset.y_train, clients, config.partition, generator
         )
     else:
-        lists = given_partition.lists_of(own, kind, dataset, clients)
+        lists = fixed_partition.client_lists(own, kind, dataset, clients)
     if lists is not None:
         lists = lists if held is None else validation.without(lists, held)
     return held, lists
 
 
 def ties(
-    config: Config, lists: given_partition.Lists | None, dataset: Dataset
+    config: Config, lists: fixed_partition.Lists | None, dataset: Dataset
 ) -> tuple[Int[np.ndarray, "N"] | None, copula.Scores]:
     """Each client's number of samples where it is given, and scores of `copula`."""
     text, known, held = config.timeline.copula, {}, None
@@ -73,7 +73,7 @@ def draw_split(
     config: Config,
     dataset: Dataset,
     capacity: Int[np.ndarray, "N"],
-    lists: given_partition.Lists | None,
+    lists: fixed_partition.Lists | None,
     held_out: Int[np.ndarray, "V"] | None,
     tied: copula.Scores,
     drawn: Int[np.ndarray, "U"] | None = None,
@@ -87,8 +87,8 @@ def draw_split(
     generator = rng.generator(seed_of(config, "split"), "partition")
     if lists is not None:
         if drawn is None:
-            return given_partition.as_partition(lists, generator)
-        return given_partition.as_partition([lists[i] for i in drawn], None)
+            return fixed_partition.as_partition(lists, generator)
+        return fixed_partition.as_partition([lists[i] for i in drawn], None)
     labels, given = dataset.y_train, (capacity, drawn, generator, tied.get("rarity"))
     if held_out is None:
         return _drawn_split(config, labels, *given)

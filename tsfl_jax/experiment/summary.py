@@ -35,28 +35,41 @@ _COLUMNS = (
     "num_discarded",
 )
 _OF_SLOTS = ("tau", "size", "client", "reported")  # arrays of a `Schedule`
-# And those that are there only if asked for.
-_ASKED = ("validation_loss", "regret", "gap", *client_test.SERIES)
+# And those that only some runs measure.
+_MEASURED = ("validation_loss", "regret", "gap", *client_test.SERIES)
 
 
-def done_of(prepared: Prepared, history: scan.History) -> Schedule:
-    """What the clients did in the finished intervals, with those that were chosen."""
+def work_of(prepared: Prepared, history: scan.History) -> Schedule:
+    """What the clients did in a history's intervals, with those that were chosen."""
     times, finished = prepared.workload.schedule, len(history.rho)
-    fields = {n: getattr(times, n)[:finished] for n in _OF_SLOTS}
+    arrays = {n: getattr(times, n)[:finished] for n in _OF_SLOTS}
     if history.chosen is not None:
         chosen = np.asarray(history.chosen)
-        fields = {n: np.take_along_axis(a, chosen, 1) for n, a in fields.items()}
-    return times._replace(**fields)
+        arrays = {n: np.take_along_axis(a, chosen, 1) for n, a in arrays.items()}
+    return times._replace(**arrays)
 
 
 def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
-    """All fields of a run's history by name, its further metrics, scores of clients."""
-    metrics = tuple(prepared.own.metrics or ())
-    asked = None
+    """All fields of a history by name, with metrics and scores of clients.
+
+    And "tau", "virtual_time" and, where clients are in slots, the "client" of each.
+    """
+    work, cohort = work_of(prepared, history), None
     if prepared.config.evaluation.over == "cohort":
-        times = done_of(prepared, history)
-        asked = np.where(deliveries.claimed(times) > 0, times.client, -1)
-    return client_test.named(_tested(prepared), history.named(metrics), asked)
+        cohort = np.where(deliveries.claimed(work) > 0, work.client, -1)
+    fields = history.named(tuple(prepared.own.metrics or ()))
+    fields = client_test.named(_tested(prepared), fields, cohort) | {
+        "tau": work.tau,
+        "virtual_time": prepared.workload.seconds[: len(history.rho)],
+    }
+    return fields if work.in_order else fields | {"client": work.client}
+
+
+def measured(prepared: Prepared) -> tuple[str, ...]:
+    """Names in the history of what not every run measures."""
+    names = tuple(prepared.own.metrics)
+    names += scan.REGRET if prepared.config.measure_regret else ()
+    return names + (client_test.SERIES if prepared.tested is not None else ())
 
 
 def _tested(prepared: Prepared) -> client_test.ClientTest | None:
@@ -83,29 +96,36 @@ def where_run() -> dict[str, Any]:
     }
 
 
+def results_of(prepared: Prepared, history: dict[str, Any]) -> dict[str, Any]:
+    """What summary.json and a row of results.csv say of a history by name."""
+    scores = scores_of(history)
+    delivered = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
+    return scores | {
+        "samples_trained": int(history["samples"].sum(dtype=np.int64)),
+        "bytes_moved": bytes_moved(prepared, delivered),
+        "notes": [*prepared.notes, *history_notes(history)],
+    }
+
+
 def summarize(
     prepared: Prepared,
     labels: dict[str, Any],
-    history: scan.History,
+    history: dict[str, Any],
     seconds: float,
     compile_seconds: float,
 ) -> dict[str, Any]:
     """The content of summary.json; `history` has the finished intervals only."""
-    samples = int(history.samples.sum(dtype=np.int64))
-    tau, named = done_of(prepared, history).tau, named_of(prepared, history)
-    delivered = delivers(tau, history.rho)
+    results = results_of(prepared, history)
+    speed = results["samples_trained"] / seconds if seconds else float("nan")
     return (
         labels
-        | {"num_intervals": len(history.diverged)}
-        | scores_of(named)
+        | {"num_intervals": len(history["diverged"])}
+        | results
         | {
             "compile_seconds": compile_seconds,
             "train_seconds": seconds,
-            "samples_trained": samples,
-            "samples_per_second": samples / seconds if seconds else float("nan"),
-            "bytes_moved": bytes_moved(prepared, delivered),
-            "num_discarded": int(history.num_discarded.sum()),
-            "notes": [*prepared.notes, *history_notes(named)],
+            "samples_per_second": speed,
+            "num_discarded": int(history["num_discarded"].sum()),
         }
         | where_run()
     )
@@ -115,7 +135,7 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
     """Best and last accuracy, last loss, interval of a total loss, mean regret."""
     accuracy, lost = history["test_accuracy"], np.flatnonzero(history["diverged"])
     measured = accuracy[~np.isnan(accuracy)]
-    found = {
+    scores = {
         "best_test_accuracy": float(measured.max()) if len(measured) else float("nan"),
         "final_test_accuracy": last_measured(accuracy),
         "final_test_loss": last_measured(history["test_loss"]),
@@ -123,44 +143,41 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
     }
     for name in ("client_accuracy_mean", "client_accuracy_worst"):
         if name in history:
-            found[f"final_{name}"] = last_measured(history[name])
+            scores[f"final_{name}"] = last_measured(history[name])
     for name in ("regret", "gap"):
-        values = history.get(name)
-        if values is not None:  # over the measured intervals
-            known = np.asarray(values, np.float64)[~np.isnan(values)]
-            found[f"mean_{name}"] = float(known.mean()) if len(known) else float("nan")
-    return found
+        if name in history:  # over the measured intervals
+            values = np.asarray(history[name], np.float64)
+            values = values[~np.isnan(values)]
+            scores[f"mean_{name}"] = float(values.mean()) if len(values) else np.nan
+    return scores
 
 
 def history_notes(history: dict[str, Any]) -> list[str]:
     """Notes on what a run's numbers alone do not say."""
-    found, lost = [], np.asarray(history["diverged"])
-    endless = np.isinf(np.asarray(history["test_loss"]))
-    if endless.any():
-        found.append(
-            f"the test loss was infinite or NaN in {endless.sum()} tested intervals, "
-            f"first in interval {np.argmax(endless) + 1}, although the weights were "
-            "finite"
+    notes, lost = [], np.asarray(history["diverged"])
+    is_infinite = np.isinf(np.asarray(history["test_loss"]))
+    if is_infinite.any():
+        notes.append(
+            f"the test loss was infinite or NaN in {is_infinite.sum()} tested "
+            f"intervals, first in interval {np.argmax(is_infinite) + 1}, although the "
+            "weights were finite"
         )
     worked = (np.asarray(history["samples"]) > 0).any(axis=1) & ~lost
     total = np.asarray(history["rho"], np.float64).sum(axis=1)
     count = int((worked & ~(total > 0)).sum())  # NaN is not > 0
     if count:
-        found.append(
+        notes.append(
             f"in {count} of {len(worked)} intervals the rule's weights were NaN or "
             "their sum was not positive, so that the model stayed as it was"
         )
-    return found
+    return notes
 
 
 def negative_variances(variables: Params) -> list[str]:
     """A note where a running variance of the model is negative, infinite or NaN."""
-    names = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in jax.tree.leaves_with_path(trees.parted(variables)[1])
-        if "var" in jax.tree_util.keystr(path[-1:])
-    }
-    wrong = [n for n, a in names.items() if not ((a >= 0) & np.isfinite(a)).all()]
+    arrays = named_arrays(trees.parted(variables)[1])
+    variances = {n: a for n, a in arrays.items() if "var" in n.rpartition("/")[2]}
+    wrong = [n for n, a in variances.items() if not ((a >= 0) & np.isfinite(a)).all()]
     start = "negative or infinite at the end of the run: "
     return [start + ", ".join(wrong)] if wrong else []
 
@@ -169,11 +186,10 @@ def rows_of(
     prepared: Prepared, history: scan.History, first: int = 0
 ) -> list[dict[str, Any]]:
     """One plain dict per finished interval from `first` on, as in metrics.jsonl."""
-    finished, own = len(history.rho), tuple(prepared.own.metrics or ())
-    columns: dict[str, Sequence] = {"interval": range(first + 1, finished + 1)}
-    columns["virtual_time"] = prepared.workload.seconds[first:finished].tolist()
-    named = named_of(prepared, history)
-    for name in (*_COLUMNS, *(n for n in _ASKED if n in named), *own):
+    named, metrics = named_of(prepared, history), tuple(prepared.own.metrics or ())
+    columns: dict[str, Sequence] = {"interval": range(first + 1, len(history.rho) + 1)}
+    measured = (name for name in _MEASURED if name in named)
+    for name in ("virtual_time", *_COLUMNS, *measured, *metrics):
         columns[name] = _plain(named[name][first:])
     return [
         dict(zip(columns, row, strict=True))
@@ -197,38 +213,30 @@ def write_results(
     summary: dict[str, Any],
 ) -> None:
     """Write all files but the metrics; `history` has the finished intervals only."""
-    times = done_of(prepared, history)
-    arrays = {
-        "tau": times.tau,
-        "size": times.size,
-        "rho": np.asarray(history.rho),
-        "selected": np.asarray(history.selected),
-    }
-    if not times.in_order:
-        arrays["client"] = times.client
+    named = named_of(prepared, history)
+    names = ("tau", "rho", "selected", "client")
+    arrays = {n: np.asarray(named[n]) for n in names if n in named}
+    arrays["size"] = work_of(prepared, history).size
     if history.slope is not None:
         arrays["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
     if (tested := _tested(prepared)) is not None:
         scores = {"accuracy": history.group_accuracy, "loss": history.group_loss}
-        last = {n: np.asarray(values)[-1:] for n, values in scores.items()}
-        arrays |= {
-            f"final_{name}": client_test.by_client(tested, values)[0]
-            for name, values in last.items()
-        } | {"tested_client": tested.client}
+        for name, values in scores.items():
+            (last,) = client_test.by_client(tested, np.asarray(values)[-1:])
+            arrays[f"final_{name}"] = last
+        arrays["tested_client"] = tested.client
     if not np.isnan(history.grad_square).all():
-        arrays |= {
-            "variance": np.asarray(history.client_variance),
-            "dissimilarity": np.asarray(history.client_dissimilarity),
-        }
+        arrays["variance"] = np.asarray(history.client_variance)
+        arrays["dissimilarity"] = np.asarray(history.client_dissimilarity)
     report.write_arrays(folder / "clients.npz", arrays, compress=True)
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)
     about = summary | {"num_clients": prepared.config.num_clients}
-    runs.write_figures(folder, named_of(prepared, history) | arrays, about)
+    runs.write_figures(folder, named | arrays, about)
 
 
-def own_layers(prepared: Prepared, state: scan.State) -> dict[str, np.ndarray] | None:
-    """Layers that stay with the clients, by path; None: none do."""
+def local_layers(prepared: Prepared, state: scan.State) -> dict[str, np.ndarray] | None:
+    """Layers that stay with the clients of a run, by path; None: none do."""
     layers = {
         path: np.asarray(leaf)
         for link, leaves in zip(prepared.uplinks, state.uplinks, strict=True)

@@ -8,25 +8,25 @@ was divided.
 import contextlib
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from tsfl_jax.engine import scan
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
-OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
-CLIENT = "client"  # who delivers, in runs whose clients do not start together
+_ALWAYS = ("tau", "virtual_time", "seconds")  # beside the engine's history
 NAME = "lane"  # the digest again: a file's name is not proof of its content
 PATIENCE = 300.0  # seconds that a shard waits while another one writes the tables
 DIVISION = "shards.json"
 
 
 def opened(
-    workdir: str | pathlib.Path, stack: contextlib.ExitStack | None
+    workdir: str | pathlib.Path, locks: contextlib.ExitStack | None
 ) -> pathlib.Path:
-    """The folder, made if missing, with lanes/; locked by `stack` if there is one."""
+    """The folder, made if missing, with lanes/; its lock is in `locks` if given."""
     folder = files.prepare_workdir(workdir)
-    if stack is not None:
-        stack.enter_context(files.lock(folder))
+    if locks is not None:
+        locks.enter_context(files.lock(folder))
         _check_no_shard(folder)
     if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
         raise UserError(f"{folder} holds a single run; choose another --workdir")
@@ -34,9 +34,9 @@ def opened(
     return folder
 
 
-def path_of(folder: pathlib.Path, name: str) -> pathlib.Path:
+def path_of(folder: pathlib.Path, digest: str) -> pathlib.Path:
     """The file of the finished run of that digest."""
-    return folder / "lanes" / f"{name}.npz"
+    return folder / "lanes" / f"{digest}.npz"
 
 
 def _check_no_shard(folder: pathlib.Path) -> None:
@@ -47,7 +47,7 @@ def _check_no_shard(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def shard(
-    folder: pathlib.Path, runs: Sequence[str], index: int, count: int
+    folder: pathlib.Path, digests: Sequence[str], index: int, count: int
 ) -> Iterator[None]:
     """Hold shard `index` of `count` of a sweep.
 
@@ -56,50 +56,46 @@ def shard(
 
     Args:
       folder: from `opened`.
-      runs: digest of each run of the sweep.
+      digests: of each run of the sweep.
       index: from 0.
       count: of shards.
 
     Raises:
       UserError: another process has this shard, or the folder is of another sweep.
     """
-    division = {"shards": count, "runs": list(runs)}
-    with contextlib.ExitStack() as held:
+    division = {"shards": count, "runs": list(digests)}
+    with contextlib.ExitStack() as locks:
         with files.lock(folder, patience=PATIENCE):
-            known = files.read_json(folder / DIVISION, {"runs": list})
-            if known is not None and known != division:
+            before = files.read_json(folder / DIVISION, {"runs": list})
+            if before is not None and before != division:
                 _check_no_shard(folder)
-                if not set(map(str, known.get("runs", ()))) <= set(runs):
+                if not set(map(str, before.get("runs", ()))) <= set(digests):
                     raise UserError(
                         f"{folder} holds the shards of another sweep; choose another "
                         f"--workdir, or delete its {DIVISION}"
                     )
-            held.enter_context(files.lock(folder, f".shard-{index}-of-{count}"))
+            locks.enter_context(files.lock(folder, f".shard-{index}-of-{count}"))
             files.write_json(folder / DIVISION, division)
         yield
 
 
-def finished_lanes(
+def finished_run(
     folder: pathlib.Path,
-    names: Sequence[str],
-    notice: Callable[[str], None],
-    metrics: Collection[str] = (),
-) -> dict[str, dict]:
-    """Runs that are whole on the disk, as {digest: arrays}; others get a notice.
+    digest: str,
+    warn: Callable[[str], None],
+    extra_fields: Collection[str] = (),
+) -> dict[str, Any] | None:
+    """The arrays of a run that is whole on the disk; None, with a warning: it is not.
 
-    `metrics` are names of the user's own, and of what else was asked for.
+    `extra_fields` are names of metrics, and of what else the run measures.
     """
-    always = {*scan.History._fields} - {*scan.OPTIONAL}
-    wanted = always | {*OF_LANE, *metrics}
-    found = {}
-    for name in names:
-        path = path_of(folder, name)
-        if not path.exists():
-            continue
-        with contextlib.suppress(UserError):
-            lane = files.read_arrays(path)
-            if str(lane.pop(NAME, "")) == name and wanted == set(lane) - {CLIENT}:
-                found[name] = lane
-        if name not in found:
-            notice(f"{path} is damaged or of an earlier version; that one runs again")
-    return found
+    path = path_of(folder, digest)
+    if not path.exists():
+        return None
+    fields = {*scan.History._fields} - {*scan.OPTIONAL} | {*_ALWAYS, *extra_fields}
+    with contextlib.suppress(UserError):
+        arrays = files.read_arrays(path)
+        if str(arrays.pop(NAME, "")) == digest and fields == {*arrays} - {"client"}:
+            return arrays
+    warn(f"{path} is damaged or of an earlier version; that one runs again")
+    return None

@@ -6,13 +6,13 @@ resumes, and a larger one reuses what a smaller one has run.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import pathlib
 import re
 import shutil
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import IO, Any, NamedTuple
@@ -23,30 +23,33 @@ from jax.sharding import Mesh
 
 from tsfl_jax import host_memory, interrupts
 from tsfl_jax.config import Config, settings_of
-from tsfl_jax.data import client_test
-from tsfl_jax.engine import scan
-from tsfl_jax.experiment import checkpoint, grid, lanes, memory, summary, sweep_folder
+from tsfl_jax.experiment import (
+    calls,
+    checkpoint,
+    grid,
+    lanes,
+    memory,
+    summary,
+    sweep_folder,
+)
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.identity import (
-    bytes_moved,
     custom_values,
     depends_on_devices,
     identity_of,
     values_of,
 )
-from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
-from tsfl_jax.experiment.runner import train
-from tsfl_jax.experiment.sweep_folder import CLIENT, NAME
 from tsfl_jax.report import bands, files, progress, sweep_files, table
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
 _RUNNING = "running"  # folder of the checkpoints of running calls
 
-Watch = Callable[[Mapping[int, Mapping[str, np.ndarray]]], None]
+History = dict[str, np.ndarray]  # of a run, by name
+Watch = Callable[[Mapping[int, History]], None]
 
 
 class SweepResult(NamedTuple):
@@ -79,104 +82,43 @@ class SweepResult(NamedTuple):
 
     def plot(self) -> Any:
         """A Matplotlib figure of accuracy against the interval, a line per group."""
-        about = ", ".join(dict.fromkeys(str(row["data"]) for row in self.rows))
-        return bands.of_sweep(self.swept, self.rows, self._runs(), about)
+        title = ", ".join(dict.fromkeys(str(row["data"]) for row in self.rows))
+        return bands.of_sweep(self.swept, self.rows, self._runs(), title)
 
     def _runs(self) -> Any:
         return table.of_sweep(self.swept, self.rows, self.history, self.series)
 
 
-def _digest(prepared: Prepared) -> str:
-    identity = files.plain(identity_of(prepared))
-    text = json.dumps(identity, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+class Sweep(NamedTuple):
+    """What all calls of a sweep share."""
 
+    config: Config  # what is not swept
+    points: list[dict[str, Any]]
+    swept: list[str]  # names of the swept settings
+    runs: list[Prepared]
+    digests: list[str]  # of each run, which name its file
+    mesh: Mesh
+    folder: pathlib.Path | None
+    runs_per_call: int = 0  # 0 chooses
+    stream: IO[str] | None = None
+    stop: Callable[[], bool] = interrupts.was_asked
+    watch: Watch = lambda histories: None
+    is_whole: bool = True  # else a shard, which leaves the tables to the last one
 
-def _row(lane: int, every: "Sweep", history: dict) -> dict:
-    """One line of results.csv."""
-    prepared = every.several[lane]
-    settings = values_of(prepared) | custom_values(prepared)
-    scores = summary.scores_of(history)
-    there = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
-    return (
-        {"run": lane}
-        | {name: settings[name] for name in every.swept}
-        | scores
-        | {
-            "seconds": float(history["seconds"]),
-            "notes": "; ".join((*prepared.notes, *summary.history_notes(history))),
-            "data": prepared.dataset.name,
-            "num_devices": every.mesh.size,
-            "bytes_moved": bytes_moved(prepared, there),
-            "samples_trained": int(history["samples"].astype(np.int64).sum()),
-        }
-        | {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
-        | {k: v for k, v in settings.items() if k not in every.swept}
-    )
+    def only(self, runs: Sequence[int]) -> "Sweep":
+        """The part with these runs."""
+        return self._replace(
+            points=[self.points[i] for i in runs],
+            runs=[self.runs[i] for i in runs],
+            digests=[self.digests[i] for i in runs],
+            is_whole=False,
+        )
 
-
-def _cut(history: dict) -> dict:
-    """A diverged run ended there: NaN and 0 afterwards."""
-    diverged = history["diverged"]
-    end = int(min([*(np.flatnonzero(diverged)[:1] + 1), len(diverged)]))
-    if end == len(diverged):
-        return history
-    after = np.arange(len(diverged)) >= end
-    return {
-        name: np.where(
-            after.reshape(after.shape + (1,) * (a.ndim - 1)),
-            np.nan if np.issubdtype(a.dtype, np.floating) else 0,
-            a,
-        ).astype(a.dtype)
-        if a.ndim and name not in ("tau", "virtual_time", "diverged", CLIENT)
-        else a
-        for name, a in history.items()
-    }
-
-
-def sweep(
-    config: Config,
-    swept: Mapping[str, Sequence] | Sequence[Mapping],
-    *,
-    workdir: str | pathlib.Path | None = None,
-    runs_per_call: int = 0,
-    stop: Callable[[], bool] = interrupts.was_asked,
-    watch: Watch = lambda done: None,
-    verbose: bool = False,
-    ray: bool | str = False,
-    **own: Any,
-) -> SweepResult:
-    """Run or resume a sweep: one run per point, several in one compiled program.
-
-    Args:
-      config: all settings that are not swept.
-      swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
-        for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``,
-        where what a point lacks keeps the config's value.
-      workdir: folder for tables, figures and finished runs; the same call with the
-        same folder resumes. None keeps everything in memory.
-      runs_per_call: runs of one compiled call; 0 chooses by the device.
-      stop: called after each chunk of intervals; True raises KeyboardInterrupt.
-      watch: called after each call with the histories of finished runs, by number.
-      verbose: print progress on stderr.
-      ray: True, or the address of a Ray cluster: workers of its machines take shards
-        of the runs; `workdir` is a folder that all see, `watch` is not called.
-      **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
-
-    Returns:
-      `SweepResult`: a row per run, and histories with a leading axis of runs.
-
-    Raises:
-      UserError: a setting or value that cannot work, in one line.
-    """
-    stream = sys.stderr if verbose else None
-    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop} | own
-    if ray is False:
-        return run(config, swept, workdir=workdir, watch=watch, **options)
-    from tsfl_jax.experiment import ray_workers  # which is made of this module
-
-    address = "" if ray is True else ray
-    return ray_workers.run(config, swept, address, workdir=workdir, **options)
+    @property
+    def title(self) -> str:
+        """Data sets and networks."""
+        names = {f"{p.dataset.name}, {p.network.name}": 0 for p in self.runs}
+        return "; ".join(names)
 
 
 def run(
@@ -187,34 +129,48 @@ def run(
     runs_per_call: int = 0,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = interrupts.was_asked,
-    watch: Watch = lambda done: None,
-    **own: Any,
+    watch: Watch = lambda histories: None,
+    **custom: Any,
 ) -> SweepResult:
-    """Run or resume a sweep, see `sweep`; progress goes to `stream`; None: nowhere."""
-    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop}
-    with contextlib.ExitStack() as held:
-        options |= {"watch": watch, "held": held}
-        every = make(config, swept, own, workdir=workdir, **options)
-        return _result(every, *run_all(every))
+    """Run or resume a sweep, see `doors.sweep`; progress goes to `stream`."""
+    with contextlib.ExitStack() as locks:
+        sweep = make(
+            config,
+            swept,
+            custom,
+            workdir=workdir,
+            runs_per_call=runs_per_call,
+            stream=stream,
+            stop=stop,
+            watch=watch,
+            locks=locks,
+        )
+        histories = run_all(sweep)
+        return _result(sweep, [histories[i] for i in range(len(sweep.runs))])
 
 
 def make(
     config: Config,
     swept: Mapping[str, Sequence] | Sequence[Mapping],
-    own: Mapping[str, Any],
+    custom: Mapping[str, Any],
     *,
     workdir: str | pathlib.Path | None,
-    runs_per_call: int = 0,
-    stream: IO[str] | None = None,
-    stop: Callable[[], bool] = interrupts.was_asked,
-    watch: Watch = lambda done: None,
-    held: contextlib.ExitStack | None = None,
-) -> "Sweep":
-    """Check and draw all before training; `held` gets the folder's lock, if given."""
+    locks: contextlib.ExitStack | None = None,
+    **options: Any,
+) -> Sweep:
+    """Check and draw all before training.
+
+    Args:
+      config: as in `doors.sweep`, and so are swept and workdir.
+      custom: fields of `custom_hooks.Own`.
+      locks: gets the folder's lock; None: it is not locked.
+      **options: runs_per_call, stream, stop and watch of `Sweep`.
+    """
     validate(config)
-    config, parts = adopted(config, Own(**own))
+    config, parts = adopted(config, Own(**custom))
     points = grid.points(swept, settings_of(type(config)))
-    if own.get("aggregator") is not None and "algorithm" in grid.names_of(points):
+    names = grid.names_of(points)
+    if custom.get("aggregator") is not None and "algorithm" in names:
         raise UserError(
             "--sweep algorithm: would be ignored with aggregator=, the rule of all "
             "runs; leave one of them out"
@@ -223,122 +179,126 @@ def make(
     folder = None if workdir is None else files.folder_of(workdir)
     # Before anything else uses JAX.
     mesh = start_jax(config)
-    if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
-        raise UserError(f"runs_per_call={runs_per_call!r}: expected an integer >= 0")
+    count = options.get("runs_per_call", 0)
+    if not isinstance(count, Integral) or count < 0:
+        raise UserError(f"runs_per_call={count!r}: expected an integer >= 0")
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process a --shard")
-    names = grid.names_of(points)
     host_memory.require(
         f"sweep {', '.join(names)}",
         sum(map(drawn_bytes, configs)),
         f"schedules and splits of {len(configs):,} runs",
     )
-    several = prepare_all(configs, parts)
+    runs = prepare_all(configs, parts)
     if folder is not None:
         is_new = not (folder / "lanes").exists()  # and is not made if refused
-        for members in lanes.group(several)[0] if is_new else ():
-            memory.check(several[members[0]], mesh.size)
-        sweep_folder.opened(folder, held)
-    every = config, points, names, several, [_digest(p) for p in several]
-    return Sweep(*every, runs_per_call, mesh, folder, stream, stop, watch)
+        for members in lanes.group(runs)[0] if is_new else ():
+            memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
+        sweep_folder.opened(folder, locks)
+    digests = [_digest(p) for p in runs]
+    return Sweep(config, points, names, runs, digests, mesh, folder, **options)
 
 
-class Sweep(NamedTuple):
-    """What all calls of a sweep share."""
-
-    config: Config  # what is not swept
-    points: list[dict[str, Any]]
-    swept: list[str]  # names of the swept settings
-    several: list[Prepared]
-    names: list[str]  # digest of each run
-    runs_per_call: int  # 0 chooses
-    mesh: Mesh
-    folder: pathlib.Path | None
-    stream: IO[str] | None
-    stop: Callable[[], bool]
-    watch: Watch
-    whole: bool = True  # else a shard, which leaves the tables to the last one
-
-    def only(self, runs: Sequence[int]) -> "Sweep":
-        """The part with these runs."""
-        parts = (self.points, self.several, self.names)
-        points, several, names = ([part[i] for i in runs] for part in parts)
-        return self._replace(points=points, several=several, names=names, whole=False)
-
-    def metrics(self, run: int = 0) -> tuple[str, ...]:
-        """Names of further metrics, of the user or of the network."""
-        return tuple(self.several[run].own.metrics)
+def _digest(prepared: Prepared) -> str:
+    identity = files.plain(identity_of(prepared))
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _finished(every: Sweep) -> dict[int, dict[str, np.ndarray]]:
+def _row(run: int, sweep: Sweep, history: History) -> dict[str, Any]:
+    """One line of results.csv."""
+    prepared = sweep.runs[run]
+    settings = values_of(prepared) | custom_values(prepared)
+    results = summary.results_of(prepared, history)
+    return (
+        {"run": run}
+        | {name: settings[name] for name in sweep.swept}
+        | results
+        | {
+            "seconds": float(history["seconds"]),
+            "notes": "; ".join(results["notes"]),
+            "data": prepared.dataset.name,
+            "num_devices": sweep.mesh.size,
+        }
+        | {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
+        | {k: v for k, v in settings.items() if k not in sweep.swept}
+    )
+
+
+def _rows(sweep: Sweep, histories: Mapping[int, History]) -> dict[int, dict[str, Any]]:
+    """Lines of results.csv of the finished runs, by number."""
+    return {i: _row(i, sweep, history) for i, history in histories.items()}
+
+
+def _finished(sweep: Sweep) -> dict[int, History]:
     """Histories of the runs that are in the folder, by number."""
-    if every.folder is None:
+    if sweep.folder is None:
         return {}
-    first, warn = every.several[0], progress.warn_to(every.stream)
-    wanted = every.metrics() + (scan.REGRET if first.config.measure_regret else ())
-    wanted += client_test.SERIES if first.tested is not None else ()
-    found = sweep_folder.finished_lanes(every.folder, every.names, warn, wanted)
-    return {i: _cut(found[n]) for i, n in enumerate(every.names) if n in found}
+    warn, histories = progress.warn_to(sweep.stream), {}
+    for i, (prepared, digest) in enumerate(zip(sweep.runs, sweep.digests, strict=True)):
+        history = sweep_folder.finished_run(
+            sweep.folder, digest, warn, summary.measured(prepared)
+        )
+        if history is not None:
+            histories[i] = history
+    return histories
 
 
-def _write_partly(every: Sweep, rows: Mapping[int, dict]) -> None:
-    """The tables of the runs that have finished so far."""
-    assert every.folder is not None
-    about = f"{_about(every.several)}, {len(rows)} of {len(every.several)} runs so far"
-    sweep_files.write(every.folder, every.swept, [rows[i] for i in sorted(rows)], about)
+def _write_partly(sweep: Sweep, rows: Mapping[int, dict[str, Any]]) -> None:
+    """The tables of the runs that have finished so far, if there is a folder."""
+    if sweep.folder is not None:
+        title = f"{sweep.title}, {len(rows)} of {len(sweep.runs)} runs so far"
+        in_order = [rows[i] for i in sorted(rows)]
+        sweep_files.write(sweep.folder, sweep.swept, in_order, title)
 
 
-def collect(every: Sweep) -> SweepResult | None:
+def collect(sweep: Sweep) -> SweepResult | None:
     """Write the tables of the runs in the locked folder; None while some are missing.
 
     Raises:
       UserError: none of them is there.
     """
-    done = _finished(every)
-    if not done:
+    histories, total = _finished(sweep), len(sweep.runs)
+    if not histories:
         raise UserError(
-            f"{every.folder} has none of these {len(every.several)} runs; do --config "
+            f"{sweep.folder} has none of these {total} runs; do --config "
             "and --sweep say what the shards were told?"
         )
-    rows = {i: _row(i, every, history) for i, history in done.items()}
-    if len(rows) == len(every.several):
-        return _result(every, list(rows.values()), list(done.values()))
-    _write_partly(every, rows)
-    missing = f"{len(every.several) - len(rows)} of {len(every.several)} runs"
-    progress.log(every.stream, f"{missing} are missing")
+    if len(histories) == total:
+        return _result(sweep, list(histories.values()))
+    _write_partly(sweep, _rows(sweep, histories))
+    missing = f"{total - len(histories)} of {total} runs"
+    progress.log(sweep.stream, f"{missing} are missing")
     return None
 
 
-def run_all(every: Sweep) -> tuple[list[dict], list[dict[str, np.ndarray]]]:
-    """Rows and histories of all runs, from the folder or trained and kept there."""
-    several, stream = every.several, every.stream
-    for note in _merged([p.notes for p in several]):
+def run_all(sweep: Sweep) -> dict[int, History]:
+    """Histories of all runs, from the folder or trained and kept there."""
+    runs, stream = sweep.runs, sweep.stream
+    for note in _merged([p.notes for p in runs]):
         progress.log(stream, f"note: {note}")
-    done = _finished(every)
-    rows = {i: _row(i, every, history) for i, history in done.items()}
-    groups, causes = lanes.group(several, finished=rows)
+    histories = _finished(sweep)
+    groups, causes = lanes.group(runs, finished=histories)
     for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
-    if done:
-        progress.log(stream, f"{len(rows)} runs were finished already")
-        every.watch(dict(done))
-    lengths = [len(p.steps) for p in several]
-    total, first = sum(lengths), sum(lengths[index] for index in rows)
-    with progress.bar(stream, total, first) as advance:
-        show = _shown(every, rows, advance)
+    if histories:
+        progress.log(stream, f"{len(histories)} runs were finished already")
+        sweep.watch(dict(histories))
+    lengths = [len(p.steps) for p in runs]
+    first = sum(lengths[i] for i in histories)
+    rows = _rows(sweep, histories)
+    with progress.bar(stream, sum(lengths), first) as bar:
+        show = _shown_on(bar, histories)
         for members in groups:
-            for indices, histories in _run_group(every, members, show, done):
-                for index, history in zip(indices, histories, strict=True):
-                    done[index] = _cut(history)
-                    rows[index] = _row(index, every, done[index])
-                every.watch(dict(sorted(done.items())))
-                growing = every.folder is not None and every.whole
-                if growing and len(rows) < len(several):
-                    _write_partly(every, rows)
-                if len(rows) < len(several) and every.stop():
+            for call_histories in _run_group(sweep, members, show, histories):
+                histories |= call_histories
+                rows |= {i: _row(i, sweep, h) for i, h in call_histories.items()}
+                sweep.watch(dict(sorted(histories.items())))
+                if len(histories) < len(runs) and sweep.is_whole:
+                    _write_partly(sweep, rows)
+                if len(histories) < len(runs) and sweep.stop():
                     raise KeyboardInterrupt
-    in_order = range(len(several))
-    return [rows[i] for i in in_order], [done[i] for i in in_order]
+    return histories
 
 
 def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
@@ -347,154 +307,165 @@ def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
     for note in itertools.chain(*notes):
         alike.setdefault(re.sub(r"\d[\d., ]*", "#", note), []).append(note)
     return [
-        found[0]
-        if len(set(found)) == 1
-        else f"{found[0]} (with other numbers in {len(found) - 1} of {len(notes)} runs)"
-        for found in alike.values()
+        texts[0]
+        if len(set(texts)) == 1
+        else f"{texts[0]} (with other numbers in {len(texts) - 1} of {len(notes)} runs)"
+        for texts in alike.values()
     ]
 
 
-def _shown(
-    every: Sweep, rows: Mapping[int, dict], advance: progress.Advance
-) -> Callable[[list[int], Chunk], None]:
-    """A function of a call's runs and a chunk of theirs, which advances the bar."""
-    best = max((row["best_test_accuracy"] for row in rows.values()), default=0.0)
+def _shown_on(
+    bar: progress.Advance, histories: Mapping[int, History]
+) -> Callable[[int, Chunk], None]:
+    """A function of a call's number of runs and a chunk, which advances the bar."""
+    scores = [h["test_accuracy"] for h in histories.values()]
+    best = max((np.nanmax([*a, 0.0]) for a in scores), default=0.0)
 
-    def show(indices: list[int], chunk: Chunk) -> None:
+    def show(num_runs: int, chunk: Chunk) -> None:
         nonlocal best
-        history, count = chunk.history, len(indices)  # without the idle lanes
-        accuracy = np.where(history.diverged, np.nan, history.test_accuracy)[:count]
-        best = float(np.nanmax([*accuracy.flat, best, 0.0]))
+        history = chunk.history  # with that of idle runs after the others
+        accuracy = np.where(history.diverged, np.nan, history.test_accuracy)
+        best = float(np.nanmax([*accuracy[:num_runs].flat, best, 0.0]))
         words = f"best accuracy {100 * best:.1f} %" if best else "no accuracy"
-        samples = int(np.sum(history.samples[:count], dtype=np.int64))
-        advance(count * (chunk.last - chunk.first), samples, chunk.seconds, words)
+        calls.advance(bar, chunk, num_runs, words)
 
     return show
 
 
 def _run_group(
-    every: Sweep,
+    sweep: Sweep,
     members: list[int],
-    show: Callable[[list[int], Chunk], None],
-    done: Collection[int],
-) -> Iterator[tuple[list[int], list[dict[str, np.ndarray]]]]:
-    """Finish the runs of one program that are not done, a call at a time."""
-    several = every.several
-    memory.check(several[members[0]], every.mesh.size)
-    group = lanes.make_group([several[i] for i in members], every.mesh)
-    count = min(every.runs_per_call or lanes.lanes_of_call(group), len(members))
-    todo = [i for i in members if i not in done]
-    begun = _path_of(every, group, todo[:count], count)
-    if begun is None or not begun.exists():  # else it goes on with its idle lanes
-        count = min(count, len(todo))
+    show: Callable[[int, Chunk], None],
+    finished: Collection[int],
+) -> Iterator[dict[int, History]]:
+    """Histories of the unfinished runs of one program, a call at a time."""
+    prepared_runs = [sweep.runs[i] for i in members]
+    memory.check(lanes.largest(prepared_runs), sweep.mesh.size)
+    group = lanes.make_group(prepared_runs, sweep.mesh)
+    count = min(sweep.runs_per_call or lanes.runs_per_call(group), len(members))
+    unfinished = [i for i in members if i not in finished]
+    begun = _call_folder(sweep, group, unfinished[:count], count)
+    if begun is None or not begun.exists():  # else it goes on with its idle runs
+        count = min(count, len(unfinished))
     compiled = None
-    for first in range(0, len(todo), count):
-        indices = todo[first : first + count]
-        arrays = lanes.make_lanes(group, [several[i] for i in indices], count)
-        compiled = compiled or group.program.compile(arrays, stream=every.stream)
-        path = _path_of(every, group, indices, count)
-        yield indices, _run_call(every, compiled, arrays, indices, path, show)
-        if path is not None:
-            shutil.rmtree(path, ignore_errors=True)
+    for first in range(0, len(unfinished), count):
+        indices = unfinished[first : first + count]
+        arrays = lanes.make_arrays(group, [sweep.runs[i] for i in indices], count)
+        compiled = compiled or group.program.compile(arrays, stream=sweep.stream)
+        folder = _call_folder(sweep, group, indices, count)
+        end = _run_call(
+            sweep, compiled, arrays, folder, functools.partial(show, len(indices))
+        )
+        yield {
+            run: _kept(sweep, run, end, lane, len(indices))
+            for lane, run in enumerate(indices)
+        }
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run_call(
-    every: Sweep,
+    sweep: Sweep,
     compiled: Compiled,
     arrays: Arrays,
-    indices: list[int],
-    path: pathlib.Path | None,
-    show: Callable[[list[int], Chunk], None],
-) -> list[dict[str, np.ndarray]]:
-    """Histories of runs, from the checkpoint of an earlier process if there is one."""
-    total, chunk = compiled.program.intervals, compiled.call.out_info[1]
-    done = checkpoint.nothing(arrays.start, chunk, total, 1)
-    # Unfinished calls are saved under a hash of their runs.
-    identity = {"call": path.name if path else ""}
-    if path is not None:
-        notice = progress.warn_to(every.stream)
-        found = checkpoint.restore_latest(path, done, identity, notice)
-        done = found[1] if found else done
+    folder: pathlib.Path | None,
+    show: Callable[[Chunk], None],
+) -> calls.Progress:
+    """Run a call to its end, from the checkpoint of an earlier process if there is one.
 
-    def save(done: checkpoint.Progress) -> None:
-        assert path is not None
-        checkpoint.save(path, int(done.finished), done, identity)
+    Unfinished calls are saved in a folder whose name is a digest of their runs.
+    """
+    standing = calls.at_start(compiled.program, arrays)
+    identity = {"call": "" if folder is None else folder.name}
+    if folder is not None:
+        warn = progress.warn_to(sweep.stream)
+        saved = checkpoint.restore_latest(folder, standing, identity, warn)
+        standing = saved[1] if saved else standing
 
-    if done.finished:
-        known, last = done.known(1), int(done.finished)
-        show(indices, Chunk(0, last, done.state, known, float(done.seconds)))
-    written = checkpoint.Written(checkpoint.now(), 0.1)  # the first after 5 s
-    done = train(
+    def save(standing: calls.Progress) -> None:
+        assert folder is not None
+        checkpoint.save(folder, int(standing.finished), standing, identity)
+
+    if standing.finished:
+        last, seconds = int(standing.finished), float(standing.seconds)
+        history = jax.tree.map(lambda a: a[:, :last], standing.history)
+        show(Chunk(0, last, standing.state, history, seconds))
+    return calls.train(
         compiled,
         arrays,
-        done,
-        lambda chunk, _: show(indices, chunk),
-        every.stop,
-        save if path else None,
-        written,
-        axis=1,
+        standing,
+        show=lambda chunk, _: show(chunk),
+        stop=sweep.stop,
+        save=save if folder else None,
+        last_save=checkpoint.LastSave(checkpoint.now(), 0.1),  # the first after 5 s
     )
-    found = []
-    for lane, index in enumerate(indices):
-        prepared = every.several[index]
-        own = jax.tree.map(lambda a, lane=lane: a[lane], done.history)
-        times = summary.done_of(prepared, own)
-        one = summary.named_of(prepared, own) | {
-            "tau": times.tau,
-            "virtual_time": prepared.workload.seconds,
-            "seconds": np.float64(done.seconds / len(indices)),
-        }
-        if not times.in_order:
-            one[CLIENT] = times.client
-        if every.folder is not None:
-            name = every.names[index]
-            lane = one | {NAME: np.array(name)}
-            kept = sweep_folder.path_of(every.folder, name)
-            files.write_arrays(kept, lane, compress=True)
-        found.append(one)
-    return found
 
 
-def _path_of(
-    every: Sweep, group: lanes.Group, indices: list[int], count: int
+def _kept(
+    sweep: Sweep, run: int, end: calls.Progress, lane: int, num_runs: int
+) -> History:
+    """The history of a run by name, which is written into its file."""
+    fields = jax.tree.map(lambda a: a[lane], end.history)
+    history = _cut(summary.named_of(sweep.runs[run], fields))
+    history["seconds"] = np.asarray(end.seconds / num_runs)
+    if sweep.folder is not None:
+        digest = sweep.digests[run]
+        path = sweep_folder.path_of(sweep.folder, digest)
+        named = history | {sweep_folder.NAME: np.array(digest)}
+        files.write_arrays(path, named, compress=True)
+    return history
+
+
+def _cut(history: History) -> History:
+    """A diverged run ended there: NaN and 0 afterwards, and still diverged."""
+    is_after = np.logical_or.accumulate(history["diverged"])
+    is_after = np.append(False, is_after[:-1])
+    drawn_before = {"tau", "virtual_time", "client"} & {*history}
+    unchanged = {name: history[name] for name in drawn_before}
+    cut = {
+        name: np.where(
+            is_after.reshape(is_after.shape + (1,) * (a.ndim - 1)),
+            np.nan if np.issubdtype(a.dtype, np.floating) else 0,
+            a,
+        ).astype(a.dtype)
+        for name, a in history.items()
+    }
+    return cut | unchanged | {"diverged": history["diverged"] | is_after}
+
+
+def _call_folder(
+    sweep: Sweep, group: lanes.Group, indices: list[int], count: int
 ) -> pathlib.Path | None:
     """The folder of a running call's checkpoints; None: nothing is kept."""
-    first = every.several[indices[0]]
-    if every.folder is None or not first.config.checkpoint:
+    runs = [sweep.runs[i] for i in indices]
+    if sweep.folder is None or not any(p.config.checkpoint for p in runs):
         return None
-    files.prepare_workdir(every.folder / _RUNNING)
-    devices = every.mesh.size if depends_on_devices(first) else ""
-    names = [every.names[i] for i in indices]
+    files.prepare_workdir(sweep.folder / _RUNNING)
+    devices = sweep.mesh.size if any(map(depends_on_devices, runs)) else ""
+    digests = [sweep.digests[i] for i in indices]
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))
-    text = f"{names}{count}{devices}{rules}"
-    return every.folder / _RUNNING / hashlib.sha256(text.encode()).hexdigest()[:20]
+    text = f"{digests}{count}{devices}{rules}"
+    return sweep.folder / _RUNNING / hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _about(several: list[Prepared]) -> str:
-    return "; ".join({f"{p.dataset.name}, {p.network.name}": 0 for p in several})
-
-
-def _result(
-    every: Sweep, rows: list[dict], histories: list[dict[str, np.ndarray]]
-) -> SweepResult:
+def _result(sweep: Sweep, histories: list[History]) -> SweepResult:
     """Rows and histories of all runs; written to the folder."""
-    swept, folder = every.swept, every.folder
+    rows = [_row(i, sweep, history) for i, history in enumerate(histories)]
     fields = [
         n for n in histories[0] if n != "seconds" and all(n in h for h in histories)
     ]
-    same = {f: len({h[f].shape for h in histories}) == 1 for f in fields}
-    whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
+    same = [n for n in fields if len({h[n].shape for h in histories}) == 1]
+    stacked = {n: np.stack([h[n] for h in histories]) for n in same}
     series = [
-        {n: a for n, a in one.items() if a.shape == one["virtual_time"].shape}
-        for one in histories
+        {n: a for n, a in h.items() if a.shape == h["virtual_time"].shape}
+        for h in histories
     ]
-    result = SweepResult(rows, whole, swept, series)
-    if folder is not None:
+    result = SweepResult(rows, stacked, sweep.swept, series)
+    if sweep.folder is not None:
         # What is left is of calls that another division into calls replaced.
-        shutil.rmtree(folder / _RUNNING, ignore_errors=True)
-        about = _about(every.several)
-        sweep_files.write(folder, swept, rows, about, result._runs())
-        settings = {"config": dataclasses.asdict(every.config), "points": every.points}
-        files.write_json(folder / "sweep.json", settings | summary.where_run())
+        shutil.rmtree(sweep.folder / _RUNNING, ignore_errors=True)
+        sweep_files.write(sweep.folder, sweep.swept, rows, sweep.title, result._runs())
+        settings = {"config": dataclasses.asdict(sweep.config), "points": sweep.points}
+        files.write_json(sweep.folder / "sweep.json", settings | summary.where_run())
     return result

@@ -17,7 +17,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.network import Network
 from tsfl_jax.report import files
-from tsfl_jax.report.writer import library
+from tsfl_jax.report.writers import library
 from tsfl_jax.types import Params, PRNGKey, UserError, user_code
 
 Named = dict[str, Any]  # of `trees.named`, {"params/Dense_0/kernel": array}

@@ -145,7 +145,8 @@ def _draw_cohorts(
     """The workload where some clients are asked at a time, and only those are drawn."""
     s, framework = config.schedule, config.timeline.framework
     everyone = _crowd_of(config, held)
-    cohorts, held = cohort.make_cohorts(everyone, config.cohort, sampler), everyone.held
+    cohorts = cohort.make_cohorts(everyone, config.cohort, sampler)
+    held = everyone.num_samples
     if framework == "none":
         client, there = cohort.all_asked(cohorts, config.num_intervals)
         by_cases = functools.partial(_by_cases, config, everyone, client, there)
@@ -224,7 +225,7 @@ def _crowd_of(config: Config, held: Int[np.ndarray, "N"] | None) -> crowd.Crowd:
         N,
         seed_of(config, "fleet"),
         sizes=schedule.size_texts(kind, groups(s.size_groups), s.data_size, N),
-        held=held,
+        num_samples=held,
         seconds={n: groups(getattr(t, n)) for n in ("speed", "download", "upload")},
         speeds_file=t.speeds,
         availability_file=t.availability,

@@ -128,18 +128,11 @@ def conv_transposed(
     back = jnp.moveaxis(back, -1, len(sizes)).swapaxes(-1, -2)
     back = back.reshape(*sizes, filters // groups, channels * groups)
     outputs, padding = [], []
-    for size, taps, stride, around, dilation in zip(
-        x.shape[1:-1],
-        sizes,
-        window.strides,
-        window.padding,
-        window.dilation,
-        strict=True,
-    ):
+    by_axis = zip(x.shape[1:-1], sizes, *window[:3], strict=True)
+    for size, taps, stride, (before, after), dilation in by_axis:
         reach, span = (taps - 1) * dilation, (size - 1) * stride + 1
-        outputs.append(span + sum(around) - reach)
-        low = reach - around[0]
-        padding.append((low, span + reach - low - outputs[-1]))
+        outputs.append(span + before + after - reach)
+        padding.append((reach - before, reach - after))
     shape = jax.ShapeDtypeStruct((filters, *outputs, x.shape[-1]), x.dtype)
     window = window._replace(padding=tuple(padding))
     (out,) = jax.linear_transpose(lambda y: conv_windows(y, back, window), shape)(x)

@@ -25,22 +25,22 @@ def _of(jaxpr: Any) -> float:
 
 
 def _of_equation(equation: Any) -> float:
-    name, given = equation.primitive.name, equation.params
+    name, params = equation.primitive.name, equation.params
     if name == "dot_general":
-        (contracted, _), _ = given["dimension_numbers"]
+        (contracted, _), _ = params["dimension_numbers"]
         shape = equation.invars[0].aval.shape
         terms = math.prod(shape[axis] for axis in contracted)
         return 2.0 * terms * equation.outvars[0].aval.size
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval
-        filters = kernel.shape[given["dimension_numbers"].rhs_spec[0]]
+        filters = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * kernel.size / filters * equation.outvars[0].aval.size
-    inner = [_of(part) for part in bodies(given)]
+    inner = [_of(part) for part in bodies(params)]
     if name == "cond":
         return max(inner)
     if name == "while":
         return math.inf if sum(inner) else 0.0
-    return given.get("length", 1) * sum(inner) if name == "scan" else sum(inner)
+    return params.get("length", 1) * sum(inner) if name == "scan" else sum(inner)
 
 
 def bodies(params: dict[str, Any]) -> Iterator[Any]:

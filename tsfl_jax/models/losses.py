@@ -37,8 +37,8 @@ def correct(
     """Whether the largest logit is the label's; False where one is NaN."""
     if labels.ndim == logits.ndim:
         labels = jnp.argmax(labels, axis=-1)
-    known = ~jnp.isnan(logits).any(axis=-1)  # argmax takes the first NaN
-    return known & (jnp.argmax(logits, axis=-1) == labels)
+    is_number = ~jnp.isnan(logits).any(axis=-1)  # argmax takes the first NaN
+    return is_number & (jnp.argmax(logits, axis=-1) == labels)
 
 
 def all_finite(tree: Params) -> Bool[Array, ""]:

@@ -76,7 +76,7 @@ def with_measures(
     outputs: jax.ShapeDtypeStruct,
     labels: jax.ShapeDtypeStruct,
 ) -> Model:
-    """A model with a loss and metrics of the user's own.
+    """A model with a custom loss and custom metrics.
 
     Args:
       model: the network.
@@ -90,22 +90,24 @@ def with_measures(
     Raises:
       UserError: no function, or one that does not give a number per sample.
     """
-    given = {} if metrics is None else metrics
-    if not isinstance(given, Mapping):
-        raise UserError(f"metrics={given!r}: expected a dict, {{name: function}}")
-    for name, function in given.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise UserError(f"metrics: {name!r} is no identifier; use one like 'top_3'")
+    metrics = {} if metrics is None else metrics
+    is_mapping = isinstance(metrics, Mapping)
+    if not is_mapping or not all(str(name).isidentifier() for name in metrics):
+        raise UserError(
+            f"metrics={metrics!r}: expected a dict, {{name: function}}, with "
+            "identifiers like 'top_3' as names"
+        )
+    for name, function in metrics.items():
         _check_measure(f"metrics[{name!r}]", function, outputs, labels)
-    model = model._replace(metrics=tuple(given.items()))
+    model = model._replace(metrics=tuple(metrics.items()))
     if loss is None and model.loss is losses.cross_entropy:
         return model  # for which `decide_task` knows the outputs
     _check_measure("loss", model.loss if loss is None else loss, outputs, labels, True)
     if loss is None:
         return model
     # It stays to be seen whether a network with another loss classifies.
-    known = False if model.classifies is False else None
-    return model._replace(loss=loss, classifies=known)
+    classifies = False if model.classifies is False else None
+    return model._replace(loss=loss, classifies=classifies)
 
 
 def _check_measure(
@@ -115,22 +117,18 @@ def _check_measure(
     labels: jax.ShapeDtypeStruct,
     trains: bool = False,
 ) -> None:
+    """Raise `UserError` unless it gives a number per sample, to train a float."""
     kind = "labels" if jnp.issubdtype(labels.dtype, jnp.integer) else "targets"
-    shapes = [list(("B", *given.shape[1:])) for given in (outputs, labels)]
-    weighted = "" if trains else ", or a tuple of values and weights, [B] each"
+    shapes = [str(["B", *a.shape[1:]]).replace("'", "") for a in (outputs, labels)]
+    number = "float" if trains else "number, or a tuple of values and weights, [B] each"
     expected = (
-        f"expected a function (outputs {shapes[0]}, {kind} {shapes[1]}) -> [B], a "
-        f"number per sample{weighted}".replace("'", "")
+        f"expected a function (outputs {shapes[0]}, {kind} {shapes[1]}) -> [B], per "
+        f"sample a {number}"
     )
-    if not callable(function):
-        raise UserError(f"{name}={function!r}: {expected}")
-    _, found = tracing.attempt(f"{name} fails", expected, function, outputs, labels)
-    pair = not trains and isinstance(found, tuple) and len(found) == 2
-    parts: Any = found if pair else (found,)
-    if any(getattr(part, "shape", None) != (SAMPLES,) for part in parts):
-        shape = list(getattr(found, "shape", ["no array"]))
-        raise UserError(f"{name} gives {shape} for {SAMPLES} samples; {expected}")
-    if trains and not jnp.issubdtype(parts[0].dtype, jnp.floating):
-        raise UserError(
-            f"{name} gives {parts[0].dtype}, without a gradient; {expected}"
-        )
+    _, result = tracing.attempt(f"{name} fails", expected, function, outputs, labels)
+    is_pair = not trains and isinstance(result, tuple) and len(result) == 2
+    parts: Any = result if is_pair else (result,)
+    per_sample = all(getattr(part, "shape", None) == (SAMPLES,) for part in parts)
+    if not per_sample or trains and not jnp.issubdtype(parts[0].dtype, jnp.floating):
+        described = ", ".join(map(tracing.described, parts))
+        raise UserError(f"{name} gives {described} for {SAMPLES} samples; {expected}")

@@ -8,6 +8,7 @@ To add a network, write its module and add it to `MODELS`.
 """
 
 import inspect
+import sys
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.models import convolution, nnx_modules, pooling, rows, switches, text
+from tsfl_jax.data.builtin import DATASETS
+from tsfl_jax.models import convolution, pooling, rows, switches, text
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
@@ -59,14 +61,21 @@ class ModelConfig:
     )
 
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse the quadratic model without its data, and the data without it."""
+        """Refuse data that are drawn for the clients without their model, and back."""
         del rule
-        if (config.data.name == "quadratic") != (self.name == "quadratic"):
+        drawn = DATASETS[config.data.name].make is None
+        if drawn != (MODELS[self.name].make is None):
             raise UserError(
                 f"--config.model.name={self.name} with "
-                f"--config.data.name={config.data.name}: quadratic data and the "
-                "quadratic model go together"
+                f"--config.data.name={config.data.name}: data that are "
+                "drawn for the clients and their model go together"
             )
+
+
+def is_nnx(module: Any) -> bool:
+    """Whether it is an nnx module; importing nnx is left to those who use it."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(module, nnx.Module)
 
 
 def _goes_to_nnx(module: Any) -> bool:
@@ -77,19 +86,14 @@ def _goes_to_nnx(module: Any) -> bool:
     """
     if isinstance(module, nn.Module):
         return False
-    if isinstance(module, str):
-        raise UserError(
-            f"model={module!r}: expected a network of your own; those of tsfl_jax are "
-            f"chosen with config.model.name ({', '.join(MODELS)})"
-            f"{nearest(module, MODELS)}"
-        )
     linen_class = isinstance(module, type) and issubclass(module, nn.Module)
-    if nnx_modules.is_nnx(module) or (callable(module) and not linen_class):
+    if is_nnx(module) or (callable(module) and not linen_class):
         return True
     raise UserError(
         f"model={' '.join(repr(module).split())[:60]}: expected an instance of a "
         "flax.linen.Module or flax.nnx.Module, a function of nnx.Rngs that makes one, "
-        "or a tsfl_jax.Model"
+        "or a tsfl_jax.Model; config.model.name chooses those of tsfl_jax "
+        f"({', '.join(MODELS)}){nearest(module, MODELS)}"
     )
 
 
@@ -118,23 +122,22 @@ def from_flax(module: nn.Module | Any) -> Model:
     A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
     cross-entropy. With ``classifies = False`` the module is a regression, without
     accuracy and with outputs of any width; without that attribute, `decide_task`
-    decides by the width of the outputs.
-
-    An nnx module, or a function of `nnx.Rngs` that makes one, goes to
-    `nnx_modules.from_nnx`.
+    decides by the width of the outputs. An nnx module, or a function of `nnx.Rngs`
+    that makes one, goes to `nnx_modules.from_nnx`.
 
     Raises:
       UserError: not an instance of a Flax module, nor a function that makes one.
     """
     if _goes_to_nnx(module):
+        from tsfl_jax.models import nnx_modules
+
         return nnx_modules.from_nnx(module)
-    taken = inspect.signature(type(module).__call__).parameters
-    fields = {n: v for n, v in vars(module).items() if n not in taken}
-    training, testing = (
-        module.clone(**switches.in_fields(fields, train)) for train in (True, False)
-    )
+    parameters = inspect.signature(type(module).__call__).parameters
+    fields = {n: v for n, v in vars(module).items() if n not in parameters}
+    training = module.clone(**switches.in_fields(fields, True))
+    testing = module.clone(**switches.in_fields(fields, False))
     arguments = switches.caller(
-        taken, lambda *args, **named: testing.init(rng.key(0), *args, **named)
+        parameters, lambda *args, **named: testing.init(rng.key(0), *args, **named)
     )
 
     def init(key: PRNGKey, x: AnyArray) -> Params:
@@ -390,19 +393,19 @@ class ResNet18(nn.Module):
 _HIDDEN, _NORM = ("model.hidden",), ("model.norm",)
 # By `ModelConfig.name`: factories of (number of classes, settings, form).
 MODELS = {
-    "mlp": Part(lambda k, own, form: MLP(k, own.hidden), _HIDDEN),
-    "mnist_cnn": Part(lambda k, own, form: MnistCNN(k, own.hidden, form), _HIDDEN),
+    "mlp": Part(lambda k, s, form: MLP(k, s.hidden), _HIDDEN),
+    "mnist_cnn": Part(lambda k, s, form: MnistCNN(k, s.hidden, form), _HIDDEN),
     "mnist_dropout_cnn": Part(
-        lambda k, own, form: MnistDropoutCNN(k, own.hidden, form), _HIDDEN
+        lambda k, s, form: MnistDropoutCNN(k, s.hidden, form), _HIDDEN
     ),
-    "fashion_cnn": Part(lambda k, own, form: FashionCNN(k, form)),
-    "vgg11": Part(lambda k, own, form: VGG11(k, own.norm, form), _NORM),
-    "resnet18": Part(lambda k, own, form: ResNet18(k, own.norm, form), _NORM),
+    "fashion_cnn": Part(lambda k, s, form: FashionCNN(k, form)),
+    "vgg11": Part(lambda k, s, form: VGG11(k, s.norm, form), _NORM),
+    "resnet18": Part(lambda k, s, form: ResNet18(k, s.norm, form), _NORM),
     "quadratic": Part(),  # for its data, `data.quadratic.Quadratic`
 } | text.MODELS
 # Smallest height and width of an image; others take samples of any shape.
 SMALLEST = {"mnist_cnn": 16, "mnist_dropout_cnn": 16}
-SMALLEST |= {"fashion_cnn": 1, "vgg11": 1, "resnet18": 1}
+SMALLEST |= dict.fromkeys(("fashion_cnn", "vgg11", "resnet18"), 1)
 
 
 def make_model(
@@ -424,10 +427,10 @@ def make_model(
     """
     smallest = SMALLEST.get(settings.name, 0)
     if smallest and (len(sample_shape) != 3 or min(sample_shape[:2]) < smallest):
-        gray = "uint8 or make_dataset(..., add_channel=True) makes gray images, or "
         raise UserError(
             f"model {settings.name!r} needs images [H, W, C] of at least "
             f"{smallest}x{smallest}, but one sample has shape {tuple(sample_shape)}; "
-            f"{gray if len(sample_shape) == 2 else ''}use --config.model.name=mlp"
+            "use --config.model.name=mlp, or make_dataset(..., add_channel=True) for "
+            "gray images [H, W]"
         )
     return MODELS[settings.name].make(num_classes, settings, form)

@@ -2,31 +2,25 @@
 
 The functional form of `nnx.split` and `nnx.merge`: a network is its structure, which is
 fixed, and its variables, which are trained. NOT done here: linen modules, which
-`networks.from_flax` takes.
+`networks.from_flax` takes. Importing nnx takes a second, so this file is imported when
+it is used.
 """
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
+from flax import nnx, traverse_util
 
 from tsfl_jax import rng, trees
 from tsfl_jax.models import rows, switches, tracing
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError
-
-
-def is_nnx(module: Any) -> bool:
-    """Whether it is an nnx module; importing nnx is left to those who use it."""
-    nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(module, nnx.Module)
 
 
 def _named(state: Any) -> Params:
@@ -54,16 +48,12 @@ def _streams(like: Any, key: PRNGKey) -> Any:
 
 def arrays_of(module: Any) -> list[np.ndarray]:
     """What a module instance starts from, to tell two instances apart."""
-    from flax import nnx
-
     _, _, state = nnx.split(module, nnx.RngState, ...)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def _modules(network: Any) -> list[Any]:
     """An nnx module and all modules in it."""
-    from flax import nnx
-
     return [part for _, part in nnx.iter_graph(network) if isinstance(part, nnx.Module)]
 
 
@@ -78,7 +68,6 @@ def _set_training(network: Any, train: bool) -> None:
 
 def _with_mask(network: Any, mask: AnyArray) -> tuple[Any, Callable[[Any], Any]]:
     """A network whose normalizations get the mini-batch's mask, and the way back."""
-    from flax import nnx
 
     class Masked(nnx.Module):
         def __init__(self, layer: nnx.Module) -> None:
@@ -106,8 +95,8 @@ def _with_mask(network: Any, mask: AnyArray) -> tuple[Any, Callable[[Any], Any]]
 
 def _variables(params: Params, state: Any) -> Params:
     """The collections "params" and, where there is any, "state"."""
-    held = _named(state)
-    return {"params": params} | ({"state": held} if held else {})
+    collections = {"params": params, "state": _named(state)}
+    return {name: c for name, c in collections.items() if c or name == "params"}
 
 
 class _Form(NamedTuple):
@@ -120,8 +109,6 @@ class _Form(NamedTuple):
 
     def merged(self, variables: Params, key: PRNGKey, train: bool) -> Any:
         """The module with these variables and fresh random streams."""
-        from flax import nnx
-
         params, streams, state = self.shapes
         params = _unnamed(variables["params"], params)
         state = _unnamed(variables.get("state", {}), state)
@@ -131,20 +118,18 @@ class _Form(NamedTuple):
 
 
 def _form_of(module: Any) -> _Form:
-    from flax import nnx
-
-    made: list[Any] = []
+    networks: list[Any] = []
 
     def split(key: PRNGKey) -> tuple[Any, Any, Any, Any]:
         params, dropout, default = rng.keys(
             key, "initial parameters", "initial dropout", "initial streams"
         )
         rngs = nnx.Rngs(default, params=params, dropout=dropout)
-        network = nnx.clone(module) if is_nnx(module) else module(rngs)
+        network = nnx.clone(module) if isinstance(module, nnx.Module) else module(rngs)
         if not isinstance(network, nnx.Module):
             raise TypeError(f"it makes a {type(network).__name__}")
         nnx.pop(network, nnx.Intermediate)
-        made.append(network)
+        networks.append(network)
         structure, weights, random, *state = nnx.split(
             network, nnx.Param, nnx.RngState, ...
         )
@@ -157,12 +142,13 @@ def _form_of(module: Any) -> _Form:
         split,
         rng.key(0),
     )
-    if callable(getattr(made[0], "loss", None)):
+    network = networks[0]
+    if callable(getattr(network, "loss", None)):
         raise UserError(
-            f"model: the loss method of the nnx module {type(made[0]).__name__} would "
+            f"model: the loss method of the nnx module {type(network).__name__} would "
             "not be used; give the function as loss="
         )
-    return _Form(split, made[0], structure, shapes)
+    return _Form(split, network, structure, shapes)
 
 
 def from_nnx(module: Any) -> Model:
@@ -182,19 +168,16 @@ def from_nnx(module: Any) -> Model:
     Raises:
       UserError: the function makes no nnx module.
     """
-    from flax import nnx
-
     form = _form_of(module)
     kind = type(form.network)
-
     arguments = switches.caller(
         inspect.signature(kind.__call__).parameters,
         lambda *args, **named: nnx.merge(*form.split(rng.key(0)))(*args, **named),
     )
 
-    def call(network: Any, *given: Any) -> Any:
-        args, named = arguments(*given)
-        outputs = network(given[0], *args, **named)
+    def call(network: Any, x: AnyArray, train: bool, mask: Any = None) -> Any:
+        args, named = arguments(x, train, mask)
+        outputs = network(x, *args, **named)
         nnx.pop(network, nnx.Intermediate)  # what it sows
         return outputs
 
@@ -220,8 +203,7 @@ def from_nnx(module: Any) -> Model:
             raise ValueError("it draws random numbers or changes variables")
         return outputs
 
+    layers = tuple(tracing.switched_layers(_modules(form.network)).items())
+    model = Model(init, train, predict, name=kind.__name__, layers=layers)
     # It may say that it is a regression, with the loss of `simulate`.
-    classifies = getattr(kind, "classifies", None) is not False
-    layers = tracing.switched_layers(_modules(form.network))
-    about = {"name": kind.__name__, "layers": tuple(layers.items())}
-    return Model(init, train, predict, classifies=classifies, **about)
+    return model._replace(classifies=getattr(kind, "classifies", None) is not False)

@@ -38,12 +38,12 @@ def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
 
     PyTorch does the same.
     """
-    taken, found = jnp.zeros(grad.shape, bool), []
+    taken, grads = jnp.zeros(grad.shape, bool), []
     for part in parts:
         wins = part == largest
-        found.append(jnp.where(wins & ~taken, grad, 0))
+        grads.append(jnp.where(wins & ~taken, grad, 0))
         taken |= wins
-    return found
+    return grads
 
 
 @jax.custom_vjp

@@ -22,10 +22,6 @@ def _cast(tree: Any) -> Any:
     )
 
 
-def _like(tree: Any, template: Any) -> Any:
-    return jax.tree.map(lambda a, b: a.astype(b.dtype), tree, template)
-
-
 def _bfloat16(model: Model) -> Model:
     def lowered(variables: Params) -> Params:
         return {**variables, "params": _cast(variables["params"])}
@@ -34,7 +30,8 @@ def _bfloat16(model: Model) -> Model:
         variables: Params, x: Array, mask: Array, key: PRNGKey
     ) -> tuple[Array, Params]:
         outputs, changed = model.train(lowered(variables), _cast(x), mask, key)
-        changed = _like({**changed, "params": variables["params"]}, variables)
+        changed = {**changed, "params": variables["params"]}
+        changed = jax.tree.map(lambda a, b: a.astype(b.dtype), changed, variables)
         return outputs.astype(jnp.float32), changed
 
     def predict(variables: Params, x: Array) -> Array:

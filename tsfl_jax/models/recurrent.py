@@ -21,6 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+# (equation, values) → results
+Evaluate = Callable[[Any, Sequence[Any]], list[Any]]
+
 
 class Loop(NamedTuple):
     """A scan that was traced, taken apart."""
@@ -41,16 +44,24 @@ class Loop(NamedTuple):
         return bool(self.early or self.late)
 
 
-# (equation, values) → results
-_Evaluate = Callable[[Any, Sequence[Any]], list[Any]]
+def read(values: dict[Any, Any], atoms: Sequence[Any]) -> list[Any]:
+    """The values of variables and literals."""
+    return [v.val if isinstance(v, core.Literal) else values[v] for v in atoms]
 
 
-def _variables_of(atoms: Sequence[Any]) -> list[Any]:
+def evaluated(
+    equations: Sequence[Any], values: dict[Any, Any], evaluate: Evaluate
+) -> dict[Any, Any]:
+    """Values by variable, with those of the results of equations."""
+    values = dict(values)
+    for equation in equations:
+        results = evaluate(equation, read(values, equation.invars))
+        values |= zip(equation.outvars, results, strict=True)
+    return values
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [v for v in atoms if not isinstance(v, core.Literal)]
-
-
-def _variables(equation: Any) -> list[Any]:
-    return _variables_of(equation.invars)
 
 
 def _is_product(equation: Any) -> bool:
@@ -71,20 +82,12 @@ def taken_apart(body: Any, first_carry: int, first_input: int) -> Loop:
       first_carry: the place of the first argument that steps hand on.
       first_input: the place of the first argument that has one entry per step.
     """
-    args = body.invars
-    loop = Loop(
-        body,
-        constants=[*body.constvars, *args[:first_carry]],
-        carry=args[first_carry:first_input],
-        inputs=args[first_input:],
-        outside=[],
-        early=[],
-        late=[],
-        inside=[],
-    )
-    fixed, inputs = {*loop.constants}, {*loop.inputs}
+    constants = [*body.constvars, *body.invars[:first_carry]]
+    carry, inputs = body.invars[first_carry:first_input], body.invars[first_input:]
+    loop = Loop(body, constants, carry, inputs, [], [], [], [])
+    fixed, inputs = {*constants}, {*inputs}
     for equation in body.eqns:
-        if not equation.effects and {*_variables(equation)} <= fixed:
+        if not equation.effects and {*_variables(equation.invars)} <= fixed:
             loop.outside.append(equation)
             fixed |= {*equation.outvars}
         elif _is_product(equation) and equation.invars[1] in fixed:
@@ -95,26 +98,14 @@ def taken_apart(body: Any, first_carry: int, first_input: int) -> Loop:
     return loop
 
 
-def _read(known: dict[Any, Any], variables: Sequence[Any]) -> list[Any]:
-    return [v.val if isinstance(v, core.Literal) else known[v] for v in variables]
-
-
-def _over_steps(equation: Any, evaluate: _Evaluate, left: Any, weight: Any) -> Any:
+def _over_steps(equation: Any, evaluate: Evaluate, left: Any, weight: Any) -> Any:
     """A product of all steps' left sides ``[T, ...]`` with one weight."""
     return jax.vmap(lambda a: evaluate(equation, [a, weight])[0])(left)
 
 
-class _Names(NamedTuple):
-    """Variables of a step, in the order of their values."""
-
-    fixed: list[Any]
-    carry: list[Any]
-    stacked: list[Any]
-
-
 def scan(
     loop: Loop,
-    evaluate: _Evaluate,
+    evaluate: Evaluate,
     values: Sequence[Any],
     backward: bool,
     **options: Any,
@@ -134,92 +125,91 @@ def scan(
     """
     args = [*loop.constants, *loop.carry, *loop.inputs]
     first = dict(zip(args, values, strict=True))
-    known = {v: first[v] for v in loop.constants}
-    for equation in loop.outside:
-        results = evaluate(equation, _read(known, equation.invars))
-        known |= zip(equation.outvars, results, strict=True)
+    constants = {v: first[v] for v in loop.constants}
+    constants = evaluated(loop.outside, constants, evaluate)
     stacked = {v: first[v] for v in loop.inputs}
     for equation in loop.early:
-        left, weight = stacked[equation.invars[0]], known[equation.invars[1]]
+        left, weight = stacked[equation.invars[0]], constants[equation.invars[1]]
         stacked[equation.outvars[0]] = _over_steps(equation, evaluate, left, weight)
-    used = [v for e in loop.inside + loop.late for v in _variables(e)]
-    used = dict.fromkeys([*used, *_variables_of(loop.body.outvars)])
-    fixed = [v for v in used if v in known]
-    names = _Names(fixed, loop.carry, list(stacked))
-    run = _run_of(loop, names, evaluate, options)
-    weights = [known[equation.invars[1]] for equation in loop.late]
-    carry = _read(first, loop.carry)
-    given = (weights, _read(known, fixed), carry, list(stacked.values()))
+    atoms = [v for e in loop.inside + loop.late for v in e.invars]
+    used = dict.fromkeys(_variables([*atoms, *loop.body.outvars]))
+    fixed = [v for v in used if v in constants]
+    run = _run_of(loop, [fixed, loop.carry, [*stacked]], evaluate, options)
+    weights = [constants[equation.invars[1]] for equation in loop.late]
+    arguments = [read(constants, fixed), read(first, loop.carry), [*stacked.values()]]
     if not (backward and loop.late):
-        return run(None, *given)[0]
-    return _with_late_gradients(loop, run, evaluate, options["length"])(*given)
+        return run(None, weights, *arguments)[0]
+    run = _with_late_gradients(loop, run, evaluate, options["length"])
+    return run(weights, *arguments)
 
 
 def _run_of(
-    loop: Loop, names: _Names, evaluate: _Evaluate, options: dict[str, Any]
+    loop: Loop, names: list[list[Any]], evaluate: Evaluate, options: dict[str, Any]
 ) -> Callable:
-    """The scan of (more, weights, fixed, carry, stacked), and left sides of products.
+    """The scan of (zeros, weights, fixed, carry, stacked), and left sides of products.
 
-    Of each step, ``more`` is added to its products with weights; None adds nothing.
+    In each step, `zeros` are added to its products with weights; None adds nothing. The
+    names are the variables of the last three.
     """
     late = {id(equation): place for place, equation in enumerate(loop.late)}
-    kept = {id(equation) for equation in loop.inside} | late.keys()
-    order = [equation for equation in loop.body.eqns if id(equation) in kept]
+    in_steps = {id(equation) for equation in loop.inside} | late.keys()
+    order = [equation for equation in loop.body.eqns if id(equation) in in_steps]
 
-    def run(more: Any, weights: Any, fixed: Any, carry: Any, stacked: Any) -> Any:
-        def step(carry: list[Any], given: tuple[Any, Any]) -> tuple[list[Any], Any]:
-            values, lefts = (fixed, carry, given[0]), []
-            here = {}
-            for variables, found in zip(names, values, strict=True):
-                here |= zip(variables, found, strict=True)
-            for equation in order:
+    def run(zeros: Any, weights: Any, fixed: Any, carry: Any, stacked: Any) -> Any:
+        def step(carry: list[Any], entries: tuple[Any, Any]) -> tuple[list[Any], Any]:
+            inputs, zeros = entries
+            values, lefts = {}, []
+            for variables, parts in zip(names, (fixed, carry, inputs), strict=True):
+                values |= zip(variables, parts, strict=True)
+
+            def evaluate_late(equation: Any, factors: Sequence[Any]) -> list[Any]:
                 place = late.get(id(equation))
                 if place is None:
-                    found = evaluate(equation, _read(here, equation.invars))
-                else:
-                    lefts += _read(here, equation.invars[:1])
-                    found = evaluate(equation, [lefts[-1], weights[place]])
-                    found = found if given[1] is None else [found[0] + given[1][place]]
-                here |= zip(equation.outvars, found, strict=True)
-            results = _read(here, loop.body.outvars)
+                    return evaluate(equation, factors)
+                lefts.append(factors[0])
+                (product,) = evaluate(equation, [factors[0], weights[place]])
+                return [product if zeros is None else product + zeros[place]]
+
+            values = evaluated(order, values, evaluate_late)
+            results = read(values, loop.body.outvars)
             return results[: len(carry)], (results[len(carry) :], lefts)
 
-        end, (ys, lefts) = lax.scan(step, carry, (stacked, more), **options)
+        end, (ys, lefts) = lax.scan(step, carry, (stacked, zeros), **options)
         return (end, ys), lefts
 
     return run
 
 
 def _with_late_gradients(
-    loop: Loop, run: Callable, evaluate: _Evaluate, length: int
+    loop: Loop, run: Callable, evaluate: Evaluate, length: int
 ) -> Callable:
     """The scan of (weights, fixed, carry, stacked), with gradients after the loop."""
-    whole = jax.custom_vjp(lambda *given: run(None, *given)[0])
+    whole = jax.custom_vjp(lambda *arguments: run(None, *arguments)[0])
 
-    def forward(weights: Any, *given: Any) -> tuple[Any, Any]:
+    def forward(weights: Any, *arguments: Any) -> tuple[Any, Any]:
         # Zeros that are added to each product: their gradients are those of products.
         shapes = [equation.outvars[0].aval for equation in loop.late]
         zeros = [jnp.zeros((length, *a.shape), a.dtype) for a in shapes]
-        found, back, lefts = jax.vjp(
-            lambda zeros, *given: run(zeros, weights, *given),
+        results, back, lefts = jax.vjp(
+            lambda zeros, *arguments: run(zeros, weights, *arguments),
             zeros,
-            *given,
+            *arguments,
             has_aux=True,
         )
-        return found, (back, lefts, weights)
+        return results, (back, lefts, weights)
 
-    def back_through(kept: Any, gradient: Any) -> tuple[Any, ...]:
-        back, lefts, weights = kept
-        products, *given = back(gradient)
-        found = []
+    def backward(saved: Any, gradient: Any) -> tuple[Any, ...]:
+        back, lefts, weights = saved
+        products, *gradients = back(gradient)
+        of_weights = []
         for equation, left, weight, product in zip(
             loop.late, lefts, weights, products, strict=True
         ):
-            _, of = jax.vjp(
+            _, transpose = jax.vjp(
                 lambda w, e=equation, a=left: _over_steps(e, evaluate, a, w), weight
             )
-            found += of(product)
-        return found, *given
+            of_weights += transpose(product)
+        return of_weights, *gradients
 
-    whole.defvjp(forward, back_through)
+    whole.defvjp(forward, backward)
     return whole

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core
 
 from tsfl_jax import rng
 from tsfl_jax.models import convolution, pooling, recurrent
@@ -50,9 +49,9 @@ def _consts(body: Any) -> Sequence[Any]:
     return getattr(body, "consts", ())
 
 
-def _precision(given: Any) -> Any:
+def _precision(precision: Any) -> Any:
     """The context of the products of a convolution that was traced with a precision."""
-    first = given[0] if isinstance(given, tuple) else given
+    first = precision[0] if isinstance(precision, tuple) else precision
     return jax.default_matmul_precision(getattr(first, "name", "default").lower())
 
 
@@ -60,12 +59,12 @@ def _convolution(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]
     """A convolution in a form of `CONVOLUTIONS`, or None: there is none."""
     p, (lhs, rhs) = equation.params, equation.invars
     numbers, wider = p["dimension_numbers"], p["preferred_element_type"]
-    known = isinstance(p["precision"], tuple | lax.Precision | None)
+    by_name = isinstance(p["precision"], tuple | lax.Precision | None)
     floats = jnp.issubdtype(lhs.aval.dtype, jnp.floating)
     same = lhs.aval.dtype == rhs.aval.dtype and wider in (None, lhs.aval.dtype)
     apart, strides = p["lhs_dilation"], p["window_strides"]
     both = max(apart) > 1 and max(strides) > 1
-    if p["batch_group_count"] > 1 or both or not (known and floats and same):
+    if p["batch_group_count"] > 1 or both or not (by_name and floats and same):
         return None
     (batch, channel, *spatial) = numbers.lhs_spec
     x = values[0].transpose(channel, *spatial, batch)
@@ -116,50 +115,48 @@ def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     """The results of an operation as it was traced."""
     params = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager:
-        found = equation.primitive.bind(*values, **params)
-    return list(found) if equation.primitive.multiple_results else [found]
-
-
-def _of_equal_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    """Values of a scan that its body sees whole, and not one slice after another."""
-    pairs = zip(outside, inside, strict=True)
-    return sum(a.aval.ndim == b.aval.ndim for a, b in pairs)
+        results = equation.primitive.bind(*values, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
 
 
 def _loop(equation: Any) -> recurrent.Loop:
     """A scan taken apart."""
+
     # By rank, since versions of JAX name their numbers differently.
+    def num_whole(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(a.aval.ndim == b.aval.ndim for a, b in pairs)
+
     body = _open(equation.params["jaxpr"])
-    carried = _of_equal_rank(equation.outvars, body.outvars)
-    first_input = _of_equal_rank(equation.invars, body.invars)
+    first_input = num_whole(equation.invars, body.invars)
+    carried = num_whole(equation.outvars, body.outvars)
     return recurrent.taken_apart(body, first_input - carried, first_input)
 
 
-def _loops(jaxpr: Any) -> bool:
-    """Whether a scan in it has products with weights in its steps."""
-    return any(
-        e.primitive.name == "scan"
-        and _loop(e).has_products
-        or any(map(_loops, bodies(e.params)))
-        for e in jaxpr.eqns
-    )
+def _is_replaced(equation: Any) -> bool:
+    """Whether it is slow in a loop, or a loop with products, or holds such a one."""
+    name = equation.primitive.name
+    has_products = name == "scan" and _loop(equation).has_products
+    return name in _SLOW or has_products or any(map(_replaces, bodies(equation.params)))
+
+
+def _replaces(jaxpr: Any) -> bool:
+    return any(map(_is_replaced, jaxpr.eqns))
 
 
 def _nested(equation: Any, values: Sequence[Any], form: _Form) -> list[Any] | None:
     """An operation with a body that holds something to replace, or None."""
     name, p = equation.primitive.name, equation.params
-    loop = _loop(equation) if name == "scan" else None
-    products = loop is not None and loop.has_products
-    if not products and not any(_count(b) or _loops(b) for b in bodies(p)):
+    if not _is_replaced(equation):
         return None
     if name in ("checkpoint", "remat2", "remat"):
         body = p["jaxpr"]
         body = functools.partial(_evaluate, _open(body), _consts(body), form)
-        kept = {k: p[k] for k in ("prevent_cse", "policy")}
-        return list(jax.checkpoint(body, **kept)(*values))
-    if loop is not None:
+        options = {k: p[k] for k in ("prevent_cse", "policy")}
+        return list(jax.checkpoint(body, **options)(*values))
+    if name == "scan":
         ends, ys = recurrent.scan(
-            loop,
+            _loop(equation),
             functools.partial(_replaced, form=form),
             (*_consts(p["jaxpr"]), *values),
             form.backward,
@@ -181,48 +178,33 @@ def _replaced(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]:
     """The results of one operation."""
     name = equation.primitive.name
     if name == "conv_general_dilated":
-        found = _convolution(equation, values, form)
+        results = _convolution(equation, values, form)
     elif name in ("reduce_window_max", "reduce_window_sum"):
-        found = _pool(equation, values[0])
+        results = _pool(equation, values[0])
     elif name in _INLINED:
         body = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-        found = _evaluate(_open(body), _consts(body), form, *values)
+        results = _evaluate(_open(body), _consts(body), form, *values)
     else:
-        found = _nested(equation, values, form)
-    return _bind(equation, values) if found is None else found
+        results = _nested(equation, values, form)
+    return _bind(equation, values) if results is None else results
 
 
 def _evaluate(
-    jaxpr: Any, consts: Sequence[Any], form: _Form, *values: Any
+    jaxpr: Any, consts: Sequence[Any], form: _Form, *arguments: Any
 ) -> list[Any]:
     """The results of a jaxpr, operation by operation."""
-    known = dict(zip(jaxpr.constvars, consts, strict=True))
-    known |= zip(jaxpr.invars, values, strict=True)
-
-    def read(variable: Any) -> Any:
-        literal = isinstance(variable, core.Literal)
-        return variable.val if literal else known[variable]
-
-    for equation in jaxpr.eqns:
-        results = _replaced(equation, list(map(read, equation.invars)), form)
-        known |= zip(equation.outvars, results, strict=True)
-    return list(map(read, jaxpr.outvars))
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    values = dict(zip(variables, [*consts, *arguments], strict=True))
+    replaced = functools.partial(_replaced, form=form)
+    return recurrent.read(
+        recurrent.evaluated(jaxpr.eqns, values, replaced), jaxpr.outvars
+    )
 
 
-def _count(jaxpr: Any) -> Counter[str]:
+def _slow(jaxpr: Any) -> Counter[str]:
     """The operations of a jaxpr that are slow in a loop, with those of its bodies."""
-    found: Counter[str] = Counter()
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in _SLOW:
-            found[equation.primitive.name] += 1
-        for body in bodies(equation.params):
-            found += _count(body)
-    return found
-
-
-def _slow(function: Callable, *given: Any) -> Counter[str]:
-    """`_count` of a function, for arrays or shapes."""
-    return _count(_open(jax.make_jaxpr(function)(*given)))
+    counts = Counter(e.primitive.name for e in jaxpr.eqns if e.primitive.name in _SLOW)
+    return sum((_slow(b) for e in jaxpr.eqns for b in bodies(e.params)), counts)
 
 
 def _replayed(function: Callable, name: str, backward: bool = True) -> Callable:
@@ -230,10 +212,11 @@ def _replayed(function: Callable, name: str, backward: bool = True) -> Callable:
     form = _Form(name, backward)
 
     @functools.wraps(function)
-    def replayed(*given: Any) -> Any:
-        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
-        found = _evaluate(_open(traced), traced.consts, form, *jax.tree.leaves(given))
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+    def replayed(*arguments: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        leaves = jax.tree.leaves(arguments)
+        results = _evaluate(_open(traced), traced.consts, form, *leaves)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return replayed
 
@@ -253,19 +236,16 @@ def replay(
       The network, the same but for rounding, and a note on what could not be replaced.
     """
     mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
-    given = variables, x, mask, key
-    if form == "lax":
-        return model, ()
-    traced = _open(jax.make_jaxpr(model.train)(*given))
-    if not (_count(traced) or _loops(traced)):
+    inputs = variables, x, mask, key
+    if form == "lax" or not _replaces(jax.make_jaxpr(model.train)(*inputs).jaxpr):
         return model, ()
     replayed = model._replace(
         train=_replayed(model.train, form),
         predict=_replayed(model.predict, form, backward=False),
     )
-    if not (found := _slow(replayed.train, *given)):
+    if not (counts := _slow(jax.make_jaxpr(replayed.train)(*inputs).jaxpr)):
         return replayed, ()
-    kinds = ", ".join(f"{count} x {name}" for name, count in sorted(found.items()))
+    kinds = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
     return replayed, (
         f"the network's {kinds} stay as they are, with gradients that are slow in a "
         "loop on a CPU: inside of a while loop or a custom gradient, with strides of "

@@ -65,10 +65,10 @@ def _moves(equation: Any) -> bool:
 
 def _results(jaxpr: Any, kinds: list[int]) -> list[int]:
     """What the results of a jaxpr are made of, by its inputs."""
-    known = dict(zip(map(id, jaxpr.invars), kinds, strict=True))
+    kind_of = dict(zip(map(id, jaxpr.invars), kinds, strict=True))
     for equation in jaxpr.eqns:
         outputs, parts = equation.outvars, []
-        kinds = [known.get(id(variable), 0) for variable in equation.invars]
+        kinds = [kind_of.get(id(variable), 0) for variable in equation.invars]
         loops = equation.primitive.name in ("scan", "while")
         for body in bodies(equation.params):
             inputs = body.invars
@@ -83,9 +83,9 @@ def _results(jaxpr: Any, kinds: list[int]) -> list[int]:
         keeps = [len(_axes(out)) == 1 and not moves for out in outputs]
         pairs = [*zip(results, keeps, strict=True)]
         mixes = any(k & (_OF_X | _OF_MASK) == _OF_X and not keep for k, keep in pairs)
-        made = [mixes * _MIXED | (k if keep else k & _MIXED) for k, keep in pairs]
-        known |= zip(map(id, outputs), made, strict=True)
-    return [known.get(id(variable), 0) for variable in jaxpr.outvars]
+        results = [mixes * _MIXED | (k if keep else k & _MIXED) for k, keep in pairs]
+        kind_of |= zip(map(id, outputs), results, strict=True)
+    return [kind_of.get(id(variable), 0) for variable in jaxpr.outvars]
 
 
 def notes(

@@ -21,10 +21,10 @@ def values(names: Iterable[str], train: bool) -> dict[str, Any]:
     {'is_training': True, 'eval_mode': False}
     """
     tests = "deterministic", "use_running_average", "eval", "inference", "test"
-    known = {"train": train} | dict.fromkeys(tests, not train)
-    stem = {n: n.removeprefix("is_").removesuffix("_mode") for n in names}
-    stem = {n: text.removesuffix("ing") for n, text in stem.items()}
-    return {n: known[text] for n, text in stem.items() if text in known}
+    by_stem = {"train": train} | dict.fromkeys(tests, not train)
+    stems = {n: n.removeprefix("is_").removesuffix("_mode") for n in names}
+    stems = {n: stem.removesuffix("ing") for n, stem in stems.items()}
+    return {n: by_stem[stem] for n, stem in stems.items() if stem in by_stem}
 
 
 def in_fields(fields: dict[str, Any], train: bool) -> dict[str, Any]:
@@ -33,38 +33,39 @@ def in_fields(fields: dict[str, Any], train: bool) -> dict[str, Any]:
 
 
 def caller(
-    taken: Mapping[str, inspect.Parameter], attempt: Callable[..., Any]
+    parameters: Mapping[str, inspect.Parameter], attempt: Callable[..., Any]
 ) -> Callable[..., tuple[list[bool], dict[str, Any]]]:
     """Find the arguments besides x with which a module is called.
 
     Args:
-      taken: parameters of ``__call__`` of its class.
+      parameters: of ``__call__`` of its class.
       attempt: (x, *args, **named) → anything; calls the module, to find a switch behind
         a ``**``.
 
     Returns:
       (x, train, mask) → (args, named): switches, and ``mask=`` if it is taken.
     """
-    parameters = list(taken.values())[2:]
-    first = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    after_x = list(parameters.values())[2:]
+    first = [p.name for p in after_x if p.kind is p.POSITIONAL_ONLY]
     first = list(itertools.takewhile(lambda name: values([name], True), first))
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    named = [p.name for p in parameters if p.kind in kinds]
-    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in after_x if p.kind in kinds]
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in after_x)
 
     def arguments(
         x: Array, train: bool, mask: Array | None = None
     ) -> tuple[list[bool], dict[str, Any]]:
-        args, given = list(values(first, train).values()), values(named, train)
-        shape, found = jax.ShapeDtypeStruct(x.shape, x.dtype), {}
+        args, named = list(values(first, train).values()), values(names, train)
+        shape, passed_on = jax.ShapeDtypeStruct(x.shape, x.dtype), {}
         for name in _NAMES if passes_on else ():
-            one = values([name], train)
+            switch = values([name], train)
+            both = named | switch
             try:
-                jax.eval_shape(lambda x, o=one: attempt(x, *args, **given | o), shape)
-            except Exception:  # noqa: S112  a user's module may raise anything
+                jax.eval_shape(lambda x, both=both: attempt(x, *args, **both), shape)
+            except Exception:  # noqa: S112  a user's module may fail in any way
                 continue
-            found |= one
-        masked = mask is not None and "mask" in named
-        return args, given | found | ({"mask": mask} if masked else {})
+            passed_on |= switch
+        masked = {"mask": mask} if mask is not None and "mask" in names else {}
+        return args, named | passed_on | masked
 
     return arguments

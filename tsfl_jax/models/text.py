@@ -2,7 +2,7 @@
 
 An embedding of width 8 and two layers of `hidden` cells, 256 for Shakespeare in McMahan
 et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-(2017). Token 0 is padding, see `data.text`.
+(2017). Token 0 is padding, see `data.tokens`.
 """
 
 from typing import Any
@@ -12,9 +12,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from tsfl_jax.components import Part
-from tsfl_jax.data.text import PADDING
+from tsfl_jax.data.tokens import PADDING
 from tsfl_jax.models import losses
-from tsfl_jax.types import UserError
 
 
 class LSTM(nn.Module):
@@ -22,7 +21,7 @@ class LSTM(nn.Module):
 
     num_classes: int  # also of the tokens
     hidden: int
-    every: bool = False  # logits ``[B, S, O]`` after each token
+    after_each: bool = False  # logits ``[B, S, O]`` after each token
 
     @nn.compact
     def __call__(self, x: Int[Array, "B S"]) -> Float[Array, "B ..."]:
@@ -30,7 +29,7 @@ class LSTM(nn.Module):
         y: Any = nn.Embed(self.num_classes, 8)(x)
         for _ in range(2):
             y = nn.RNN(nn.LSTMCell(self.hidden))(y)
-        return nn.Dense(self.num_classes)(y if self.every else y[:, -1])
+        return nn.Dense(self.num_classes)(y if self.after_each else y[:, -1])
 
 
 class NextToken(nn.Module):
@@ -67,16 +66,10 @@ class NextToken(nn.Module):
 METRICS = {"next_token_accuracy": lambda outputs, y: (outputs[:, 1], outputs[:, 2])}
 
 
-def _lstm(num_classes: int, own: Any, every: bool = False) -> LSTM:
-    if not own.hidden:
-        raise UserError(f"--config.model.hidden=0: model {own.name!r} needs >= 1")
-    return LSTM(num_classes, own.hidden, every)
-
-
 # By `ModelConfig.name`, as in `networks.MODELS`; they alone take tokens.
 MODELS = {
-    "lstm": Part(lambda k, own, form: _lstm(k, own), ("model.hidden",)),
+    "lstm": Part(lambda k, s, form: LSTM(k, s.hidden), ("model.hidden",)),
     "next_token_lstm": Part(
-        lambda k, own, form: NextToken(_lstm(k, own, every=True)), ("model.hidden",)
+        lambda k, s, form: NextToken(LSTM(k, s.hidden, True)), ("model.hidden",)
     ),
 }

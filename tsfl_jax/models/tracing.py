@@ -17,15 +17,15 @@ from tsfl_jax.types import Params, UserError, user_code
 SAMPLES = 3  # of a trial batch, a number that no sum or mean would give
 
 
-def attempt(what: str, expected: str, function: Callable, *given: Any) -> Any:
+def attempt(failure: str, expected: str, function: Callable, *arguments: Any) -> Any:
     """Trace a user's function: its jaxpr, and its results as shapes.
 
     Raises:
-      UserError: `what` is wrong, what the function raised, what is `expected`.
+      UserError: the `failure`, what the function raised, what is `expected`.
     """
-    with user_code(what, expected):
-        found, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
-    return found.jaxpr, shapes
+    with user_code(failure, expected):
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return closed.jaxpr, shapes
 
 
 def used(jaxpr: Any) -> list[bool]:
@@ -37,20 +37,26 @@ def used(jaxpr: Any) -> list[bool]:
     return [id(variable) in live for variable in jaxpr.invars]
 
 
+def described(result: Any) -> str:
+    """dtype and shape of an array, else the type's name."""
+    is_array = hasattr(result, "shape") and hasattr(result, "dtype")
+    return f"{result.dtype}{[*result.shape]}" if is_array else type(result).__name__
+
+
 _DRAWS, _MOVES = "draws no random numbers", "moves no batch statistics"
 
 
 def switched_layers(layers: Iterable[Any]) -> dict[str, str]:
     """What training leaves out if it does not switch a layer on → the layer's class."""
-    found = {}
+    classes = {}
     for layer in layers:
-        own = vars(layer)
-        rate = own.get("rate", own.get("dropout_rate"))
-        if "use_running_average" in own:
-            found[_MOVES] = type(layer).__name__
-        elif "deterministic" in own and isinstance(rate, float | int) and rate > 0:
-            found[_DRAWS] = type(layer).__name__
-    return found
+        fields = vars(layer)
+        rate = fields.get("rate", fields.get("dropout_rate"))
+        if "use_running_average" in fields:
+            classes[_MOVES] = type(layer).__name__
+        elif "deterministic" in fields and isinstance(rate, float | int) and rate > 0:
+            classes[_DRAWS] = type(layer).__name__
+    return classes
 
 
 def trace(
@@ -69,7 +75,7 @@ def trace(
     Raises:
       UserError: it cannot be called, or returns what cannot be trained.
     """
-    one, x = (jax.ShapeDtypeStruct((n, *shape), dtype) for n in (1, SAMPLES))
+    sample, x = (jax.ShapeDtypeStruct((n, *shape), dtype) for n in (1, SAMPLES))
     mask, name = jax.ShapeDtypeStruct((SAMPLES,), bool), f"model={model.name}"
     key, called = jax.eval_shape(lambda: rng.key(0)), []
     expected = (
@@ -77,94 +83,91 @@ def trace(
         "deterministic= or the like, and draws random numbers in training only"
     ).replace("'B'", "B")
 
-    def train(params: Params, rest: Params, key: Any, x: Any, mask: Any) -> Any:
-        def outputs(params: Params) -> tuple[Any, Params]:
-            before = {**rest, "params": params}
-            made, changed = model.train(before, x, mask, key)
-            _check_outputs(f"{name}: training", made, None)
-            _check_variables(name, before, changed)
-            return made, {n: v for n, v in changed.items() if n != "params"}
+    def train(params: Params, frozen: Params, key: Any, x: Any, mask: Any) -> Any:
+        def forward(params: Params) -> tuple[Any, Params]:
+            before = {**frozen, "params": params}
+            outputs, after = model.train(before, x, mask, key)
+            _check_outputs(f"{name}: training", outputs, None)
+            _check_kinds(f"{name}: training", after, _kinds(before), _KEPT)
+            return outputs, {n: v for n, v in after.items() if n != "params"}
 
-        made, back, others = jax.vjp(outputs, params, has_aux=True)
-        return made, others, back(made)
+        outputs, backward, state = jax.vjp(forward, params, has_aux=True)
+        return outputs, state, backward(outputs)
 
     def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         called.append(context.module)
         return call(*args, **kwargs)
 
-    what = f"{name}: initialization fails"
-    _, variables = attempt(what, expected, model.init, key, one)
-    _check_params(name, variables)
-    params = variables["params"]
-    rest = {n: v for n, v in variables.items() if n != "params"}
-    given = params, rest, key, x, mask
+    stage = f"{name}: initialization"
+    _, variables = attempt(f"{stage} fails", expected, model.init, key, sample)
+    params = variables.get("params") if isinstance(variables, Mapping) else None
+    leaves = trees.named(params or {}).items()
+    float32 = {path: f"float32{[*leaf.shape]}" for path, leaf in leaves}
+    _check_kinds(stage, params, float32 or {"(any)": "float32"}, _FLOAT32)
+    frozen = {n: v for n, v in variables.items() if n != "params"}
+    stage, inputs = f"{name}: training", (params, frozen, key, x, mask)
     with nn.intercept_methods(watch):
-        jaxpr, traced = attempt(f"{name}: training fails", expected, train, *given)
-    _, made = attempt(f"{name}: a test fails", expected, model.predict, variables, x)
-    _check_outputs(f"{name}: a test", made, traced[0].shape)
+        jaxpr, traced = attempt(f"{stage} fails", expected, train, *inputs)
+    _, outputs = attempt(f"{name}: a test fails", expected, model.predict, variables, x)
+    _check_outputs(f"{name}: a test", outputs, traced[0].shape)
     layers = switched_layers(called) | dict(model.layers)
-    first, others = len(jax.tree.leaves(params)), len(jax.tree.leaves(rest))
-    return variables, made, _idle(jaxpr, layers, first, others)
+    sizes = len(jax.tree.leaves(params)), len(jax.tree.leaves(frozen))
+    return variables, outputs, _idle(jaxpr, layers, *sizes)
 
 
 def _idle(
-    jaxpr: Any, layers: dict[str, str], first: int, others: int
+    jaxpr: Any, layers: dict[str, str], num_params: int, num_frozen: int
 ) -> tuple[str, ...]:
     """Notes on layers that training does not switch on.
 
-    Its inputs are `first` parameters, `others` variables and a key; its results the
+    Its inputs are the parameters, the other variables and a key; its results the
     outputs, the other variables and the gradient.
     """
-    pairs = zip(jaxpr.invars[first:], jaxpr.outvars[1 : 1 + others], strict=False)
-    moves = any(old is not new for old, new in pairs)
-    does = {_MOVES: moves, _DRAWS: used(jaxpr)[first + others]}
+    old, new = jaxpr.invars[num_params:], jaxpr.outvars[1 : 1 + num_frozen]
+    moves = any(a is not b for a, b in zip(old, new, strict=False))
+    does = {_MOVES: moves, _DRAWS: used(jaxpr)[num_params + num_frozen]}
     return tuple(
-        f"the network holds {layer}, but training {what}: nothing switches it by a "
+        f"the network holds {layer}, but training {effect}: nothing switches it by a "
         "known name (train, training, is_training, deterministic, use_running_average)"
-        for what, layer in layers.items()
-        if not does[what]
+        for effect, layer in layers.items()
+        if not does[effect]
     )
 
 
-def _check_outputs(what: str, made: Any, expected: tuple[int, ...] | None) -> None:
+def _check_outputs(stage: str, outputs: Any, shape: tuple[int, ...] | None) -> None:
     """Raise `UserError` unless it is one array with a row for each sample."""
-    shape = getattr(made, "shape", ())
-    numbers = shape[:1] == (SAMPLES,) and jnp.issubdtype(made.dtype, jnp.inexact)
-    if not numbers or shape != (expected or shape):
-        found = f"{made.dtype}{list(shape)}" if shape else type(made).__name__
+    actual = getattr(outputs, "shape", ())
+    numbers = actual[:1] == (SAMPLES,) and jnp.issubdtype(outputs.dtype, jnp.inexact)
+    if not numbers or actual != (shape or actual):
         raise UserError(
-            f"{what} gives {found} for {SAMPLES} samples; expected one array of "
-            f"floating-point numbers {list(expected or [SAMPLES, '...'])}"
+            f"{stage} gives {described(outputs)} for {SAMPLES} samples; expected one "
+            f"array of floating-point numbers {list(shape or [SAMPLES, '...'])}"
         )
+
+
+_KEPT = (
+    "as initialization makes it. What sow collects is in no loss: leave it out, or "
+    "return it with the outputs"
+)
+_FLOAT32 = (
+    "as all weights in the collection params: leave out param_dtype (for bfloat16 "
+    "there is --config.precision=bfloat16), write complex numbers as two real ones, "
+    "keep what is not trained in another collection"
+)
 
 
 def _kinds(variables: Params) -> dict[str, str]:
     """dtype and shape of each variable by its path."""
-    leaves = trees.named(variables).items()
-    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+    return {path: described(leaf) for path, leaf in trees.named(variables).items()}
 
 
-def _check_variables(name: str, before: Params, changed: Params) -> None:
-    """Raise `UserError` unless training keeps the variables of initialization."""
-    old, new = _kinds(before), _kinds(changed)
-    for path, _ in sorted(old.items() ^ new.items()):
+def _check_kinds(
+    stage: str, variables: Params, expected: dict[str, str], reason: str
+) -> None:
+    """Raise `UserError` unless variables have the dtypes and shapes by path."""
+    kinds = _kinds(variables)
+    for path, _ in sorted(kinds.items() ^ expected.items()):
         raise UserError(
-            f"{name}: training makes {new.get(path, 'nothing')} of the variable {path}"
-            f", initialization {old.get(path, 'nothing')}; expected the same. What sow "
-            "collects is in no loss: leave it out, or return it with the outputs"
+            f"{stage} makes {kinds.get(path, 'nothing')} of the variable {path}; "
+            f"expected {expected.get(path, 'nothing')}, {reason}"
         )
-
-
-def _check_params(name: str, variables: Params) -> None:
-    """Raise `UserError` unless there are parameters, all of them float32."""
-    held = variables if isinstance(variables, Mapping) else {}
-    kinds = _kinds(held.get("params", {})) or {"(any)": "missing"}
-    for path, kind in kinds.items():
-        dtype = kind.split("[")[0]
-        if dtype != "float32":
-            raise UserError(
-                f"{name}: the model's parameter {path} is {dtype}; expected float32 "
-                "weights in the collection params: leave out param_dtype (for bfloat16 "
-                "there is --config.precision=bfloat16), write complex numbers as two "
-                "real ones, keep what is not trained in another collection"
-            )

@@ -50,14 +50,14 @@ def cook_toom(
     i of Aᵀ holds the point's powers; row i of Bᵀ the coefficients of Π_{j≠i} (x − p_j).
     """
     at = np.array(points, float)  # small integers: all but the division is exact
-    others = [np.delete(at, i) for i in range(len(at))]
+    without = [np.delete(at, i) for i in range(len(at))]  # point i
 
     def powers(count: int) -> np.ndarray:
         return np.vstack([np.vander(at, count, increasing=True), np.eye(count)[-1]])
 
-    scales = [np.prod(p - rest) for p, rest in zip(at, others, strict=True)]
+    scales = [np.prod(p - zeros) for p, zeros in zip(at, without, strict=True)]
     g = powers(taps) / np.array([*scales, 1.0])[:, None]  # the last point is ∞
-    bt = [[*np.poly(rest)[::-1], 0.0] for rest in others] + [[*np.poly(at)[::-1]]]
+    bt = [[*np.poly(zeros)[::-1], 0.0] for zeros in without] + [[*np.poly(at)[::-1]]]
     a = powers(len(at) + 2 - taps)
     return a.T.tolist(), g.tolist(), np.array(bt).tolist()
 
@@ -184,10 +184,10 @@ def _backward(saved: Saved, grad: Outputs) -> tuple[Images, Kernel]:
     d_tiles = jnp.asarray(sum(d_columns))
     d_rows = _combine(_transposed(bt), list(d_tiles))  # n of [C, H/m, W, B]
     # Row i of block t is row m·t + i of x: row i mod m of block t + ⌊i/m⌋.
-    more = (points - 1) // step
+    last = (points - 1) // step
     d_x = [
         sum(
-            jnp.pad(d_rows[i], ((0, 0), (i // step, more - i // step), (0, 0), (0, 0)))
+            jnp.pad(d_rows[i], ((0, 0), (i // step, last - i // step), (0, 0), (0, 0)))
             for i in range(first, points, step)
         )
         for first in range(step)

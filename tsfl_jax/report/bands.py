@@ -12,7 +12,6 @@ import numpy as np
 
 from tsfl_jax.config import SEEDS
 from tsfl_jax.report import style as plot_style
-from tsfl_jax.report.statistics import confidence_interval
 from tsfl_jax.report.table import Row, grouped
 
 if TYPE_CHECKING:
@@ -43,10 +42,10 @@ def of_sweep(
     losses = bool(runs["test_accuracy"].isnull().all())
     measured = runs["test_loss" if losses else "test_accuracy"].T.to_pandas()
     groups = grouped(swept, rows)
-    curves = {label: measured.iloc[:, runs] for label, runs in groups.items()}
+    curves = {label: measured.iloc[:, places] for label, places in groups.items()}
     settings = {
-        label: {n: rows[runs[0]][n] for n in swept if n not in SEEDS}
-        for label, runs in groups.items()
+        label: {n: rows[places[0]][n] for n in swept if n not in SEEDS}
+        for label, places in groups.items()
     }
     return bands(curves, title, settings, "test loss" if losses else ACCURACY)
 
@@ -63,8 +62,10 @@ def plot_bands(
     """
     import pandas
 
-    frames = {name: pandas.DataFrame(values.T) for name, values in curves.items()}
-    frames = {name: frame.set_axis(frame.index + 1) for name, frame in frames.items()}
+    frames = {
+        name: pandas.DataFrame(values.T, np.arange(1, values.shape[1] + 1))
+        for name, values in curves.items()
+    }
     return plot_style.save_both(bands(frames, title), path)
 
 
@@ -91,24 +92,20 @@ def bands(
     """
     percent = "%" in y
     curves = {name: (100 if percent else 1) * frame for name, frame in curves.items()}
-    means = {
-        n: confidence_interval(c.values.T, omit=True)[0] for n, c in curves.items()
-    }
-    ends = {name: _end(mean, percent) for name, mean in means.items()}
-    best = sorted(curves, key=lambda name: ends[name], reverse=True)[:MOST]
-    shown = [name for name in curves if name in best]
-    looks = plot_style.styles_of([(settings or {}).get(n, {"line": n}) for n in shown])
-    panels = [[n] for n in shown] if len(shown) > _TOGETHER else [shown]
-    all_places = np.concatenate([curves[name].index.to_numpy(float) for name in shown])
+    best = _best(curves, percent)
+    looks = plot_style.styles_of([(settings or {}).get(n, {"line": n}) for n in best])
+    panels = [[n] for n in best] if len(best) > _TOGETHER else [best]
+    all_places = np.concatenate([curves[name].index.to_numpy(float) for name in best])
     figure, grid = _grid(panels)
     for axes, labels in zip(grid, panels, strict=True):
-        for name, look in zip(shown, looks, strict=True):
-            places = curves[name].index.to_numpy(float)
+        for name, look in zip(best, looks, strict=True):
+            places, values = curves[name].index.to_numpy(float), curves[name].to_numpy()
             if name in labels:
-                values, label = curves[name].to_numpy().T, plot_style.name_of(name)
-                plot_style.plot_mean(axes, places, values, look, label, percent=percent)
+                label = plot_style.name_of(name)
+                plot_style.plot_mean(axes, places, values.T, look, label, percent)
             else:
-                plot_style.plot_line(axes, places, means[name], plot_style.FAINT)
+                mean = _mean(curves[name]).to_numpy()
+                plot_style.plot_line(axes, places, mean, plot_style.FAINT)
         if x == INTERVAL:
             plot_style.interval_axis(axes, all_places)
         axes.set_xlabel(x)
@@ -120,34 +117,31 @@ def bands(
         if target is not None:
             axes.axhline(100 * target, color="#777777", linewidth=0.8)
     figure.supylabel(y, fontsize="medium")
-    _legend(figure, grid, curves, len(shown))
+    num_runs = max(frame.shape[1] for frame in curves.values())
+    notes = [f"mean and 95 % confidence of {num_runs} runs"] * (num_runs > 1)
+    notes += [f"the best {len(best)} of {len(curves)}"] * (len(curves) > len(best))
+    lines = grid[0].get_legend_handles_labels() if len(grid) == 1 else ([], [])
+    plot_style.legend_below(figure, *lines, "; ".join(notes))
     figure.suptitle(plot_style.title(title))
     return figure
 
 
-def _legend(
-    figure: "matplotlib.figure.Figure",
-    grid: "Sequence[matplotlib.axes.Axes]",
-    curves: "Mapping[str, pandas.DataFrame]",
-    shown: int,
-) -> None:
-    """Below the figure: the lines of one pair of axes, and what the bands are."""
-    most = max((frame.shape[1] for frame in curves.values()), default=0)
-    notes = [f"mean and 95 % confidence of {most} runs"] if most > 1 else []
-    notes += [f"the best {shown} of {len(curves)}"] if len(curves) > shown else []
-    found = grid[0].get_legend_handles_labels() if len(grid) == 1 else ([], [])
-    plot_style.legend_below(figure, *found, "; ".join(notes))
+def _mean(curves: "pandas.DataFrame") -> "pandas.Series":
+    """The mean of the finite values at each place."""
+    return curves.where(np.isfinite(curves)).mean(axis=1)
+
+
+def _best(curves: "Mapping[str, pandas.DataFrame]", larger: bool) -> list[str]:
+    """The `MOST` labels whose means end best, in their order."""
+    worst = -np.inf if larger else np.inf
+    ends = {n: [worst, *_mean(frame).dropna()][-1] for n, frame in curves.items()}
+    best = sorted(curves, key=lambda name: ends[name], reverse=larger)[:MOST]
+    return [name for name in curves if name in best]
 
 
 def _heading(labels: Sequence[str]) -> str:
     """The settings of a panel's line, one below the other."""
     return "\n".join(map(plot_style.name_of, labels)).replace(", ", "\n")
-
-
-def _end(mean: np.ndarray, larger: bool) -> float:
-    """The last value of a mean, the better the larger."""
-    seen = mean[np.isfinite(mean)]
-    return (1 if larger else -1) * float(seen[-1]) if len(seen) else -np.inf
 
 
 def _grid(
@@ -157,9 +151,8 @@ def _grid(
     columns = min(len(panels), 3 if len(panels) <= 9 else 4)
     rows = -(-len(panels) // columns)
     above = 0.15 * max(_heading(labels).count("\n") for labels in panels)
-    height = (
-        3.4 if len(panels) == 1 else 1.3 + (1.9 if rows == 1 else 1.55 + above) * rows
-    )
+    height = 1.3 + (1.9 if rows == 1 else 1.55 + above) * rows
+    height = 3.4 if len(panels) == 1 else height
     shape = {"nrows": rows, "ncols": columns, "sharex": True, "sharey": True}
     figure, grid = plot_style.figure_of(height, **shape, squeeze=False)
     for axes in grid.flat[len(panels) :]:

@@ -16,7 +16,7 @@ import platform
 import re
 import stat
 import subprocess
-import threading
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
@@ -74,19 +74,12 @@ def folder_of(path: _Path, flag: str = "--workdir") -> pathlib.Path:
     Raises:
       UserError: not a path, or one that the system cannot look up.
     """
-    name = flag.lstrip("-")
-    if not isinstance(path, str | os.PathLike) or not str(path):
-        raise UserError(f"{name}={path!r}: expected the path of a folder")
-    if "\0" in str(path):
-        raise UserError(f"{name}={str(path)!r}: holds a zero byte")
-    try:
-        folder = pathlib.Path(path).expanduser()
-        folder.exists()
-    except (OSError, RuntimeError) as error:  # too long a name; an unknown ~user
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"{name}={str(path)!r}: {reason}; choose another {flag}"
-        ) from error
+    text = repr(str(path) if isinstance(path, os.PathLike) else path)
+    problem = f"{flag.lstrip('-')}={text}: expected the path of a folder"
+    with user_code(problem, f"choose another {flag}"):
+        folder = pathlib.Path(path or None).expanduser()  # pyright: ignore[reportArgumentType]
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            folder.stat()  # refuses zero bytes and names that are too long
     return folder
 
 
@@ -101,11 +94,9 @@ def prepare_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
       UserError: not a path, a file, or it cannot be made or written.
     """
     path = folder_of(path, flag)
-    trial = path / f".writable-{os.getpid()}-{threading.get_ident()}"
     with user_errors(path, f"; choose another {flag}"):
         path.mkdir(parents=True, exist_ok=True)
-        trial.write_bytes(b"")
-        trial.unlink()
+        tempfile.TemporaryFile(dir=path).close()
     return path
 
 
@@ -124,20 +115,18 @@ def lock(folder: _Path, name: str = _LOCK, patience: float = 0.0) -> Iterator[No
     Raises:
       UserError: another process holds it, or the file cannot be made.
     """
-    held = filelock.FileLock(pathlib.Path(folder) / name, timeout=patience)
+    file_lock = filelock.FileLock(pathlib.Path(folder) / name, timeout=patience)
     part = "" if name == _LOCK else f" ({name.lstrip('.')})"
-    with user_errors(held.lock_file):
+    with user_errors(file_lock.lock_file):
         try:
-            held.acquire()
+            acquired = file_lock.acquire()
         except filelock.Timeout as error:
             raise UserError(
                 f"{folder} is in use{part}: another process is writing there; "
                 "wait for it to end, or choose another --workdir"
             ) from error
-    try:
+    with acquired:
         yield
-    finally:
-        held.release()
 
 
 @contextlib.contextmanager
@@ -182,11 +171,9 @@ def write_csv(path: _Path, rows: "list[dict[str, Any]] | pandas.DataFrame") -> N
     """
     import pandas
 
-    if isinstance(rows, list):
-        frame = pandas.DataFrame(rows, dtype=object)
-    else:
-        floats = rows.select_dtypes("floating").astype(float)
-        frame = rows.assign(**floats.where(np.isfinite(floats)))
+    frame = pandas.DataFrame(rows, dtype=object if isinstance(rows, list) else None)
+    floats = frame.select_dtypes("floating").astype(float)
+    frame = frame.assign(**floats.where(np.isfinite(floats)))
     write_text(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
@@ -204,12 +191,29 @@ def write_table(
     name: str,
     rows: "list[dict[str, Any]] | pandas.DataFrame",
     head: str,
+    *,
+    csv: "pandas.DataFrame | None" = None,
+    tex: str = "",
 ) -> list[pathlib.Path]:
-    """Write name.md, with `head` above the table, and name.csv; returns the paths."""
-    paths = [folder / f"{name}.md", folder / f"{name}.csv"]
+    """Write a table as Markdown, as CSV, and for LaTeX if there is a text for it.
+
+    Args:
+      folder: where to write.
+      name: of the files, without their endings.
+      rows: of text.
+      head: above the table in name.md.
+      csv: other rows for name.csv; None: the same.
+      tex: of name.tex; "": none.
+
+    Returns:
+      The paths: name.md, name.csv, name.tex.
+    """
+    paths = [folder / f"{name}.md", folder / f"{name}.csv", folder / f"{name}.tex"]
     write_text(paths[0], f"{head}\n\n{markdown(rows)}")
-    write_csv(paths[1], rows)
-    return paths
+    write_csv(paths[1], rows if csv is None else csv)
+    if tex:
+        write_text(paths[2], tex)
+    return paths[: 3 if tex else 2]
 
 
 def read_bytes(path: _Path, most: float = math.inf) -> bytes:
@@ -227,10 +231,9 @@ def read_bytes(path: _Path, most: float = math.inf) -> bytes:
     """
     with user_errors(path):
         status = os.lstat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path}: expected a regular file, neither a link nor else")
-        if status.st_size > most:
-            raise UserError(f"{path}: {status.st_size:,} bytes, more than {most:,}")
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            limit = f", of at most {most:,} bytes" if math.isfinite(most) else ""
+            raise UserError(f"{path}: expected a regular file, no link{limit}")
         return pathlib.Path(path).read_bytes()
 
 
@@ -252,11 +255,10 @@ def read_json(path: _Path, kinds: Mapping[str, Any] = {}) -> dict | None:  # noq
 
 def parse_json(text: str | bytes) -> dict | None:
     """The object in a text of JSON; None if it is damaged or something else."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(text)
+        return value if isinstance(value, dict) else None
+    return None
 
 
 def write_metrics(path: _Path, rows: Iterable[dict]) -> None:
@@ -307,20 +309,19 @@ def read_arrays(path: _Path) -> dict[str, np.ndarray]:
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and the packages, and the commit when run from a checkout."""
-    found = {"python": platform.python_version()}
+    by_name: dict[str, str | None] = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found | {"git_commit": _commit(pathlib.Path(__file__).parents[2])}
+            by_name[name] = importlib.metadata.version(name)
+    return by_name | {"git_commit": _commit(pathlib.Path(__file__).parents[2])}
 
 
 def processor() -> str:
     """The name of this machine's processor, as the operating system has it."""
     with contextlib.suppress(OSError):
         text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
-        found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-        if found:
-            return found[1].strip()
+        if line := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return line[1].strip()
     return platform.processor() or platform.machine()
 
 

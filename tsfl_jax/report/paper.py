@@ -12,102 +12,76 @@ import numpy as np
 import pandas as pd
 
 from tsfl_jax.config import SEEDS
-from tsfl_jax.report import files, significance, table
+from tsfl_jax.report import files, table
 from tsfl_jax.report.collect import Run
-from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, left_out, spread
+from tsfl_jax.report.statistics import (
+    OVER_SEEDS,
+    confidence_interval,
+    holm,
+    left_out,
+    p_text,
+    paired_p,
+    spread,
+)
 from tsfl_jax.types import UserError
 
 _PERCENT = "accuracy"  # scores in [0, 1] that a table has in percent
 
 
-def score_of(run: Run, score: str) -> float:
-    """A result of a run; NaN where it is not known or the run lost every model."""
-    value = run.facts.get(score)
-    if value is None or left_out(run.facts):
-        return np.nan
-    return float(value) * (100 if _PERCENT in score else 1)
+def _by_seed(runs: Sequence[Run], score: str) -> pd.DataFrame:
+    """A score ``[seeds, groups]``, NaN where a group has no run or lost it."""
+    seeds = [str([run.settings.get(n) for n in SEEDS]) for run in runs]
+    names = [run.name for run in runs]
+    pairs = pd.MultiIndex.from_arrays([seeds, names])
+    if pairs.has_duplicates:
+        name = pairs[pairs.duplicated()][0][1]
+        raise UserError(f"{name}: two runs of one seed; give each folder once")
+    key = score if score in table.SCORES else ""  # others are settings or texts
+    scores = [None if left_out(run.facts) else run.facts.get(key) for run in runs]
+    values = (100 if _PERCENT in score else 1) * pd.Series(scores, pairs, dtype=float)
+    if values.isna().all():
+        expected = f"expected one of {', '.join(table.SCORES)}"
+        raise UserError(f"--score={score}: no run has such a score; {expected}")
+    return values.unstack(1).loc[[*dict.fromkeys(seeds)], [*dict.fromkeys(names)]]
 
 
-def by_seed(runs: Sequence[Run], names: Sequence[str], score: str) -> pd.DataFrame:
-    """A score ``[seeds, groups]``, NaN where a group has no run of a seed.
-
-    Args:
-      runs: finished ones.
-      names: the group of each.
-      score: a name of `table.SCORES`.
-
-    Raises:
-      UserError: no run has this score, or a group has two runs of a seed.
-    """
-    unknown = f"--score={score}: no run has such a score; expected one of "
-    unknown += ", ".join(table.SCORES)
-    if score not in table.SCORES:  # a setting, a text
-        raise UserError(unknown)
-    found: dict[str, dict[str, float]] = {name: {} for name in names}
-    for run, name in zip(runs, names, strict=True):
-        seed = str([run.settings.get(n) for n in SEEDS])
-        if seed in found[name]:
-            raise UserError(f"{name}: two runs of one seed; give each folder once")
-        found[name][seed] = score_of(run, score)
-    scores = pd.DataFrame(found)
-    if scores.isna().to_numpy().all():
-        raise UserError(unknown)
-    return scores
+def _base_of(groups: Sequence[str], text: str) -> str:
+    """The only group that is called so, has this setting or value, or has this text."""
+    parts = {name: [name, *name.split(", ")] for name in groups}
+    values = {name: [p.rpartition("=")[2] for p in parts[name]] for name in groups}
+    matches = [n for n in groups if text in parts[n] + values[n]]
+    matches = matches or [n for n in groups if text in n]
+    if len(matches) != 1:
+        problem = "several groups have" if matches else "no group has"
+        raise UserError(
+            f"--base={text}: {problem} it in its name; there are {'; '.join(groups)}"
+        )
+    return matches[0]
 
 
-def base_of(groups: Sequence[str], given: str) -> str:
-    """The only group that is called so, has this setting or value, or has this text.
-
-    Raises:
-      UserError: there is none, or several.
-    """
-    parts = {n: [n, *n.split(", ")] for n in groups}
-    values = {n: [p.rpartition("=")[2] for p in some] for n, some in parts.items()}
-    found = [n for n in groups if given in parts[n] or given in values[n]]
-    found = found or [n for n in groups if given in n]
-    if len(found) == 1:
-        return found[0]
-    raise UserError(
-        f"--base={given}: {'several groups have' if found else 'no group has'} it in "
-        f"its name; there are {'; '.join(groups)}"
-    )
-
-
-def numbers(scores: pd.DataFrame, base: str = "") -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Means, and with a base paired differences and their tests; and as text.
-
-    Args:
-      scores: ``[seeds, groups]`` from `by_seed`.
-      base: a group; "": no differences.
-
-    Returns:
-      A row per group: runs, mean, half (of the 95 % interval), and difference, its
-      half, pairs, p (paired t test) and holm; NaN for the base itself. The same with
-      three columns of text for a reader.
-    """
+def _numbers(scores: pd.DataFrame, base: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A row per group of means, and with a base paired differences; and as text."""
     rows: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
     for name in scores:
-        known = scores[name].dropna().to_numpy()
-        mean, half = confidence_interval(known)
-        rows.append({"group": name, "runs": len(known), "mean": mean, "half": half})
-        shown = spread(known) if len(known) else "–"
-        texts.append({"group": name, "runs": len(known), "mean": shown})
-        if not base:
-            continue
-        gaps = (scores[name] - scores[base]).dropna().to_numpy()
-        compared = name != base and len(gaps) > 0
-        texts[-1]["difference"] = spread(gaps, "+.2f") if compared else "–"
-        if name != base:
+        values = scores[name].dropna().to_numpy()
+        group = {"group": name, "runs": len(values)}
+        mean, half = confidence_interval(values)
+        rows.append(group | {"mean": mean, "half": half})
+        texts.append(group | {"mean": spread(values) if len(values) else "–"})
+        if base and name != base:
+            gaps = (scores[name] - scores[base]).dropna().to_numpy()
             gap, error = confidence_interval(gaps)
-            tested = {"p": significance.paired_p(gaps), "pairs": len(gaps)}
-            rows[-1] |= {"difference": gap, "difference_half": error} | tested
-    found, text = pd.DataFrame(rows), pd.DataFrame(texts)
+            rows[-1] |= {"difference": gap, "difference_half": error}
+            rows[-1] |= {"p": paired_p(gaps), "pairs": len(gaps)}
+            texts[-1]["difference"] = spread(gaps, "+.2f") if len(gaps) else "–"
+        elif base:
+            texts[-1]["difference"] = "–"
+    numbers, text = pd.DataFrame(rows), pd.DataFrame(texts)
     if base:
-        p = [row.get("p", np.nan) for row in rows]
-        found["holm"] = significance.holm(p)
-        text["p (Holm)"] = found["holm"].map(significance.p_text)
-    return found, text
+        numbers["holm"] = holm([row.get("p", np.nan) for row in rows])
+        text["p (Holm)"] = numbers["holm"].map(p_text)
+    return numbers, text
 
 
 def latex(rows: pd.DataFrame, left: int = 1, compared: Iterable[str] = ()) -> str:
@@ -134,36 +108,32 @@ def latex(rows: pd.DataFrame, left: int = 1, compared: Iterable[str] = ()) -> st
     return text
 
 
-def write(
-    runs: Sequence[Run],
-    names: Sequence[str],
-    folder: pathlib.Path,
-    score: str,
-    base: str,
-) -> str:
-    """Write table.csv, .md and .tex into a folder; returns the Markdown.
+def write(runs: Sequence[Run], folder: pathlib.Path, score: str, base: str) -> str:
+    """Write table.csv, .md and .tex into a folder.
 
     Args:
-      runs: finished ones; those that diverged are in no mean.
-      names: the group of each.
+      runs: finished ones, named after their groups; those that diverged are in no mean.
       folder: where to write.
-      score: a name of `table.SCORES`.
-      base: see `base_of`; "": no differences.
+      score: a name of `table.SCORES`; accuracies are in percent.
+      base: a group that the others are compared with, by its name, a setting or value
+        in it, or a part of its name that no other has; "": no differences.
+
+    Returns:
+      The Markdown. A row of table.csv has of each group: runs, mean, half (of the 95 %
+      interval), and with a base: difference, its half, pairs, p (paired t test), holm.
 
     Raises:
-      UserError: see `by_seed` and `base_of`.
+      UserError: no run has this score, a group has two runs of a seed, or there is no
+        such base, or several.
     """
-    scores = by_seed(runs, names, score)
-    base = base and base_of(list(scores), base)
-    found, rows = numbers(scores, base)
-    unit = " in %" if _PERCENT in score else ""
-    head = f"{score}{unit}: {OVER_SEEDS}."
+    scores = _by_seed(runs, score)
+    base = base and _base_of(list(scores), base)
+    numbers, text = _numbers(scores, base)
+    head = f"{score}{' in %' * (_PERCENT in score)}: {OVER_SEEDS}."
     if base:
         head += f" Differences to {base} are paired by seed."
     lost = sum(bool(left_out(run.facts)) for run in runs)
     head += f" {lost} runs that diverged are left out." if lost else ""
-    text = f"{head}\n\n{files.markdown(rows)}"
-    files.write_csv(folder / "table.csv", found)
-    files.write_text(folder / "table.md", text)
-    files.write_text(folder / "table.tex", f"% {head}\n{latex(rows)}")
-    return text
+    tex = f"% {head}\n{latex(text)}"
+    files.write_table(folder, "table", text, head, csv=numbers, tex=tex)
+    return f"{head}\n\n{files.markdown(text)}"

@@ -14,6 +14,25 @@ MAPPED = {"sequential": "one after another", "vmap": "side by side"}
 Advance = Callable[[int, int, float, str], None]
 
 
+# The lines of `summary_text`; one whose values are not known is left out.
+_LINES = {
+    "run": "{data}, {algorithm}, seed {seed}",
+    "test accuracy": "best {best_test_accuracy}, final {final_test_accuracy}",
+    "test loss": "final {final_test_loss:.4g}",
+    "intervals": "{num_intervals:,}",
+    "clients": "mean {final_client_accuracy_mean}, worst decile "
+    "{final_client_accuracy_worst}",
+    "regret": "{mean_regret:.3g} of the validation loss per interval",
+    "gap": "{mean_gap:.3g}",
+    "time": "{train_seconds:.1f} s training, {compile_seconds:.1f} s compiling",
+    "speed": "{samples_per_second:,.0f} samples/s",
+    "discarded": "{num_discarded:,} client models that were not finite",
+    "stopped": "no model was finite in interval {diverged_at}; the model before it is "
+    "kept; try a smaller lr",
+    "files": "{workdir}",
+}
+
+
 def summary_text(
     summary: dict[str, Any], workdir: str | pathlib.Path | None = None
 ) -> str:
@@ -23,58 +42,40 @@ def summary_text(
       summary: the dict of summary.json.
       workdir: folder of the files, None if there are none.
     """
-    s = {key: value for key, value in summary.items() if value is not None}
-    title = [str(s[key]) for key in ("data", "algorithm") if key in s]
-    title += [f"seed {s['seed']}"] if "seed" in s else []
-    best, final = s.get("best_test_accuracy"), s.get("final_test_accuracy")
-    table = {
-        "run": ", ".join(title),
-        "test accuracy": f"best {_percent(best)}, final {_percent(final)}",
-        "test loss": "",
-        "intervals": f"{s['num_intervals']:,}" if "num_intervals" in s else "",
+    values = {"workdir": workdir, **summary}
+    values["num_discarded"] = values.get("num_discarded") or None
+    texts = {
+        key: f"{100 * value:.1f} %" if "accuracy" in key else value
+        for key, value in values.items()
+        if value is not None and value == value  # neither missing nor NaN
     }
-    if _percent(final) == "–" and "final_test_loss" in s:  # of a regression
-        table |= {"test accuracy": "", "test loss": f"final {s['final_test_loss']:.4g}"}
-    if math.isfinite(s.get("final_client_accuracy_mean", math.nan)):
-        mean, worst = (s[f"final_client_accuracy_{n}"] for n in ("mean", "worst"))
-        table["clients"] = f"mean {_percent(mean)}, worst decile {_percent(worst)}"
-    if math.isfinite(s.get("mean_regret", math.nan)):
-        gap = s.get("mean_gap", math.nan)
-        table["regret"] = f"{s['mean_regret']:.3g} of the validation loss per interval"
-        table["regret"] += f", gap {gap:.3g}" if math.isfinite(gap) else ""
-    if "train_seconds" in s:
-        table["time"] = f"{s['train_seconds']:.1f} s training"
-        table["time"] += f", {s.get('compile_seconds', 0):.1f} s compiling"
-    if math.isfinite(s.get("samples_per_second", math.nan)):
-        table["speed"] = f"{s['samples_per_second']:,.0f} samples/s"
-    if s.get("num_discarded"):
-        table["discarded"] = (
-            f"{s['num_discarded']:,} client models that were not finite"
-        )
-    if "diverged_at" in s:
-        table["stopped"] = f"no model was finite in interval {s['diverged_at']};"
-        table["stopped"] += " the model before it is kept; try a smaller lr"
-    if workdir is not None:
-        table["files"] = str(workdir)
-    return "\n".join(f"{name:<15}{text}" for name, text in table.items() if text)
+    if "final_test_accuracy" in texts:  # the loss is for regressions
+        texts.pop("final_test_loss", None)
+    lines = []
+    for name, form in _LINES.items():
+        with contextlib.suppress(KeyError):
+            lines.append(f"{name:<15}{form.format_map(texts)}")
+    return "\n".join(lines)
 
 
 def progress_line(
-    done: int, total: int, spent: tuple[int, int, float], results: str
+    finished: int, total: int, spent: tuple[int, int, float], results: str
 ) -> str:
     """Format how far a run or sweep is, in one line.
 
     Args:
-      done: finished intervals, of all runs of a sweep.
+      finished: intervals, of all runs of a sweep.
       total: intervals of the whole.
       spent: intervals, samples and seconds that speed and time left are taken from.
       results: text on the results so far.
     """
     intervals, samples, seconds = spent
     speed = f"{samples / seconds:,.0f}" if seconds else "–"
-    left = f"{clock((total - done) * seconds / intervals)} left" if intervals else "–"
-    left = left if done < total else f"done in {clock(seconds)}"
-    return f"interval {done}/{total}, {results}, {speed} samples/s, {left}"
+    left = (
+        f"{clock((total - finished) * seconds / intervals)} left" if intervals else "–"
+    )
+    left = left if finished < total else f"done in {clock(seconds)}"
+    return f"interval {finished}/{total}, {results}, {speed} samples/s, {left}"
 
 
 @contextlib.contextmanager
@@ -97,30 +98,29 @@ def bar(stream: IO[str] | None, total: int, first: int = 0) -> Iterator[Advance]
         return progress_line(first + spent[0], total, spent, results)
 
     if stream is None or not stream.isatty():
-        yield lambda *more: log(stream, line(*more))
+        yield lambda *counts: log(stream, line(*counts))
         return
     from rich import console, progress, table
 
     one_row = table.Column(no_wrap=True, overflow="ellipsis")
-    columns = (
-        progress.BarColumn(10),
-        progress.TextColumn("{task.description}", markup=False, table_column=one_row),
-        progress.TimeElapsedColumn(),
-    )
-    with progress.Progress(*columns, console=console.Console(file=stream)) as shown:
-        task = shown.add_task(
-            "waiting for the first intervals", total=total, completed=first
-        )
-        yield lambda *more: shown.update(
-            task, description=line(*more), completed=first + spent[0]
-        )
+    text = progress.TextColumn("{task.description}", markup=False, table_column=one_row)
+    columns = progress.BarColumn(10), text, progress.TimeElapsedColumn()
+    with progress.Progress(*columns, console=console.Console(file=stream)) as display:
+        waiting = "waiting for the first intervals"
+        task = display.add_task(waiting, total=total, completed=first)
+
+        def update(*counts: Any) -> None:
+            text = line(*counts)
+            display.update(task, description=text, completed=first + spent[0])
+
+        yield update
 
 
 def results_text(accuracy: float, loss: float) -> str:
     """Accuracy in [0, 1] and loss as text; "–" for what was not evaluated."""
     form = ".3f" if 0.001 <= loss < 1000 else ".3g"
-    shown = "–" if math.isnan(loss) else f"{loss:{form}}"
-    return f"accuracy {_percent(accuracy)}, loss {shown}"
+    percent = "–" if math.isnan(accuracy) else f"{100 * accuracy:.1f} %"
+    return f"accuracy {percent}, loss {'–' if math.isnan(loss) else f'{loss:{form}}'}"
 
 
 def log(stream: IO[str] | None, text: str) -> None:
@@ -138,11 +138,6 @@ def warn_to(stream: IO[str] | None) -> Callable[[str], None]:
     if stream is None:
         return logging.getLogger("tsfl_jax").warning
     return lambda text: log(stream, text)
-
-
-def _percent(share: float | None) -> str:
-    """ "93.4 %"; "–" if not evaluated."""
-    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def clock(seconds: float) -> str:

@@ -1,7 +1,6 @@
-"""The command line that repeats a run or a sweep, from its settings."""
+"""The command line that repeats a run or a sweep, from its stored settings."""
 
 import dataclasses
-import functools
 import itertools
 import re
 import shlex
@@ -11,20 +10,8 @@ from typing import Any
 from tsfl_jax import config_files
 from tsfl_jax.config import SETTINGS, flat
 from tsfl_jax.report import files
-from tsfl_jax.types import UserError
 
-
-@functools.cache
-def _experiments() -> dict[str, dict[str, Any]]:
-    """The flat settings of each experiment that --config knows by name."""
-    found = {}
-    for name in config_files.known():
-        try:
-            config = config_files.load(name)
-        except UserError:
-            continue  # its get_config() needs an argument, as papers.py
-        found[name] = files.plain(flat(dataclasses.asdict(config)))
-    return found
+_BASE = "digits_case3"  # what a command line without --config starts from
 
 
 def text_of(value: Any) -> str:
@@ -34,31 +21,17 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def _flags(settings: Mapping[str, Any]) -> list[str]:
-    """--config and the changes, of the experiment that needs the fewest."""
-    own = files.plain(dict(settings))
-    choices = [
-        [f"--config={name}"]
-        + [
-            f"--config.{n}={text_of(v)}"
-            for n, v in own.items()
-            if n in there and there[n] != v
-        ]
-        for name, there in _experiments().items()
+def run_command(settings: Mapping[str, Any], command: str = "run") -> str:
+    """``tsfl run`` with these flat settings; "" with a custom part, from Python."""
+    if any(name.startswith("custom ") for name in settings):
+        return ""
+    base = files.plain(flat(dataclasses.asdict(config_files.load(_BASE))))
+    changes = [
+        f"--config.{name}={text_of(value)}"
+        for name, value in files.plain(dict(settings)).items()
+        if name in base and base[name] != value
     ]
-    return min(choices, key=len)
-
-
-def from_python(settings: Mapping[str, Any]) -> str:
-    """With which arguments a run was started from Python; "": it was not."""
-    custom = [name for name in settings if name.startswith("custom ")]
-    names = ", ".join(f"{name.removeprefix('custom ')}=" for name in custom)
-    return names and f"started from Python with {names}"
-
-
-def run_command(settings: Mapping[str, Any]) -> str:
-    """``tsfl run`` with these flat settings."""
-    return shlex.join(["tsfl", "run", *_flags(settings)])
+    return shlex.join(["tsfl", command, f"--config={_BASE}", *changes])
 
 
 def sweep_command(
@@ -70,16 +43,18 @@ def sweep_command(
       settings: flat, of what is not swept.
       points: the swept settings of each run, in order.
     """
-    if not settings or not points or any(p.keys() != points[0].keys() for p in points):
+    texts = [{name: text_of(v) for name, v in point.items()} for point in points]
+    names = texts[0] if texts else {}
+    axes = {n: list(dict.fromkeys(point.get(n, "") for point in texts)) for n in names}
+    product = [
+        dict(zip(axes, values, strict=True))
+        for values in itertools.product(*axes.values())
+    ]
+    # A value with a quote, or with a comma outside of parentheses, would be cut in two.
+    cut = re.compile(r"""['"]|,(?![^()]*\))""")
+    is_product = product == texts and axes.keys() <= SETTINGS.keys()
+    if not settings or not is_product or any(map(cut.search, sum(axes.values(), []))):
         return ""
-    axes = {n: list(dict.fromkeys(text_of(p[n]) for p in points)) for n in points[0]}
-    product = list(itertools.product(*axes.values()))
-    if not axes.keys() <= SETTINGS.keys():
-        return ""  # of a custom component
-    if product != [tuple(map(text_of, point.values())) for point in points]:
-        return ""
-    every = [value for values in axes.values() for value in values]
-    if any(re.search(r"""['"]|,(?![^()]*\))""", value) for value in every):
-        return ""  # it would be cut in two
-    swept = [f"--sweep={n}={','.join(values)}" for n, values in axes.items()]
-    return shlex.join(["tsfl", "sweep", *_flags(settings), *swept])
+    swept = [f"--sweep={name}={','.join(values)}" for name, values in axes.items()]
+    command = run_command(settings, "sweep")
+    return command and f"{command} {shlex.join(swept)}"

@@ -30,17 +30,17 @@ _FEW_CLIENTS = 60  # bars that a reader can distinguish
 
 
 def write_figures(
-    folder: pathlib.Path, results: Mapping[str, np.ndarray], about: Mapping[str, Any]
+    folder: pathlib.Path, results: Mapping[str, np.ndarray], labels: Mapping[str, Any]
 ) -> None:
     """Write `FIGURES`; see `curves` and `participation`."""
-    bars = participation(results["tau"], results["rho"], about, results.get("client"))
-    for name, figure in zip(FIGURES, (curves(results, about), bars), strict=True):
+    bars = participation(results["tau"], results["rho"], labels, results.get("client"))
+    for name, figure in zip(FIGURES, (curves(results, labels), bars), strict=True):
         plot_style.save(figure, folder / name)
 
 
 @plot_style.styled
 def curves(
-    history: Mapping[str, np.ndarray], about: Mapping[str, Any]
+    history: Mapping[str, np.ndarray], labels: Mapping[str, Any]
 ) -> "matplotlib.figure.Figure":
     """The figure of accuracy and losses against the interval.
 
@@ -50,19 +50,19 @@ def curves(
     Args:
       history: test_accuracy, test_loss and train_loss, ``[T]`` each; regret, gap and
         `client_test.SERIES` if there are any; NaN where not measured.
-      about: data, algorithm and seed, for the title.
+      labels: data, algorithm and seed, for the title.
     """
-    known = {name for lines in _PANELS.values() for name in lines} & history.keys()
-    measured = {name for name in known if np.isfinite(history[name]).any()}
-    accuracy = "test_accuracy" in measured or "test_loss" not in measured
-    clients = "client_accuracy_mean" in measured
-    wanted = (accuracy, True, "regret" in measured, clients)
-    names = [name for name, there in zip(_PANELS, wanted, strict=True) if there]
-    figure, grid = plot_style.figure_of(2.7, ncols=len(names), squeeze=False)
-    look = plot_style.style_of(str(about.get("algorithm")), 0)
-    for axes, name in zip(grid[0], names, strict=True):
-        _plot_panel(axes, history, name, look)
-    figure.suptitle(_title(about))
+    names = {name for lines in _PANELS.values() for name in lines} & history.keys()
+    measured = {name for name in names if np.isfinite(history[name]).any()}
+    if "test_loss" not in measured:
+        measured |= {"test_accuracy"}  # neither: a panel says so
+    measured |= {"train_loss"}
+    panels = [panel for panel, lines in _PANELS.items() if lines.keys() & measured]
+    figure, grid = plot_style.figure_of(2.7, ncols=len(panels), squeeze=False)
+    look = plot_style.style_of(str(labels.get("algorithm")), 0)
+    for axes, panel in zip(grid[0], panels, strict=True):
+        _plot_panel(axes, history, panel, look)
+    figure.suptitle(_title(labels))
     return figure
 
 
@@ -100,7 +100,7 @@ def _plot_panel(
 def participation(
     tau: Integer[np.ndarray, "T N"],
     rho: Float[np.ndarray, "T N"],
-    about: Mapping[str, Any],
+    labels: Mapping[str, Any],
     client: Integer[np.ndarray, "T N"] | None = None,
 ) -> "matplotlib.figure.Figure":
     """The figure of how often and how much each client counted.
@@ -108,50 +108,47 @@ def participation(
     Args:
       tau: local iterations.
       rho: weights of the aggregation; NaN where every model was lost.
-      about: data, algorithm and seed, for the title, and num_clients.
+      labels: data, algorithm and seed, for the title, and num_clients.
       client: who is in each slot of a cohort or an update; None: client i in column i.
     """
-    rho, ids, clients = np.nan_to_num(rho), client, tau.shape[1]
-    if ids is None:
-        ids = np.broadcast_to(np.arange(clients), tau.shape)
-    else:
-        clients = int(about.get("num_clients") or ids.max(initial=0) + 1)
-    few, there = clients <= _FEW_CLIENTS, (tau > 0) | (rho > 0)
-    shown = np.arange(clients) if few or client is None else np.unique(ids[there])
-    place = np.searchsorted(shown, ids[there])
+    rho = np.nan_to_num(rho)
+    ids = np.broadcast_to(
+        np.arange(tau.shape[1]) if client is None else client, tau.shape
+    )
+    num_clients = int(labels.get("num_clients") or ids.max(initial=0) + 1)
+    few, works = num_clients <= _FEW_CLIENTS, (tau > 0) | (rho > 0)
+    clients = np.arange(num_clients) if few or client is None else np.unique(ids[works])
+    place = np.searchsorted(clients, ids[works])
     panels = {
         "selected, times in\n100 intervals": 100 * (rho > 0),
         "mean weight ρ, %\n(dashed: 1/N)": 100 * rho,
         "mean local\niterations τ": tau.astype(float),
     }
-    sums = {
-        name: np.bincount(place, values[there], len(shown))
-        for name, values in panels.items()
-    }
-    *_, work = sums.values()
-    order = np.arange(clients) if few else np.argsort(work, kind="stable")
+    means = [
+        np.bincount(place, values[works], len(clients)) / max(len(tau), 1)
+        for values in panels.values()
+    ]
+    order = np.arange(len(clients)) if few else np.argsort(means[-1], kind="stable")
     figure, grid = plot_style.figure_of(4.4, nrows=3, sharex=True)
     # One collection of lines: thousands of bars would take seconds.
-    points = 72 * 0.9 * figure.get_figwidth() / len(shown)
-    width = (0.8 if few else 1) * points
+    width = (0.8 if few else 1) * 72 * 0.9 * figure.get_figwidth() / len(clients)
     look = {"linewidth": width, "antialiased": few, "color": "#56B4E9"}
-    for axes, (name, values) in zip(grid, sums.items(), strict=True):
-        heights = values[order] / max(len(tau), 1)
-        axes.vlines(np.arange(len(shown)), 0, heights, **look)
+    for axes, name, heights in zip(grid, panels, means, strict=True):
+        axes.vlines(np.arange(len(clients)), 0, heights[order], **look)
         axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
-    grid[1].axhline(100 / clients, color="#777777", linestyle="--", linewidth=1)
-    grid[2].set_xlim(-0.7, len(shown) - 0.3)
+    grid[1].axhline(100 / num_clients, color="#777777", linestyle="--", linewidth=1)
+    grid[2].set_xlim(-0.7, len(clients) - 0.3)
     label = "client" if few else "client, in order of mean τ"
-    if len(shown) < clients:
-        label += f" ({len(shown):,} of {clients:,} take part)"
+    if len(clients) < num_clients:
+        label += f" ({len(clients):,} of {num_clients:,} take part)"
     grid[2].set_xlabel(label)
     grid[2].xaxis.set_major_locator(plot_style.whole_numbers())
-    figure.suptitle(_title(about))
+    figure.suptitle(_title(labels))
     return figure
 
 
-def _title(about: Mapping[str, Any]) -> str:
-    parts = [str(about.get(name) or "") for name in ("data", "algorithm")]
-    parts += [f"seed {about['seed']}"] if "seed" in about else []
+def _title(labels: Mapping[str, Any]) -> str:
+    parts = [str(labels.get(name) or "") for name in ("data", "algorithm")]
+    parts += [f"seed {labels['seed']}"] if "seed" in labels else []
     return ", ".join(plot_style.name_of(part) for part in parts if part)

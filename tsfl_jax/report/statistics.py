@@ -1,4 +1,4 @@
-"""Means with confidence intervals, for tables and figures of several seeds.
+"""Means with confidence intervals and paired tests, for results of several seeds.
 
 Student's t; NaN and ±inf count as missing only where the caller says so.
 """
@@ -39,11 +39,11 @@ def confidence_interval(
     from scipy import stats
 
     values = np.asarray(values, float)
-    known = np.isfinite(values) if omit else np.ones(values.shape, bool)
-    count = known.sum(axis=0)
+    counted = np.isfinite(values) if omit else np.ones(values.shape, bool)
+    count = counted.sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):  # too few values: NaN
-        mean = np.where(known, values, 0.0).sum(axis=0) / count
-        square = np.where(known, (values - mean[None]) ** 2, 0.0).sum(axis=0)
+        mean = np.where(counted, values, 0.0).sum(axis=0) / count
+        square = np.where(counted, (values - mean[None]) ** 2, 0.0).sum(axis=0)
         error = np.sqrt(square / (count - 1) / count)
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
 
@@ -82,13 +82,13 @@ def spread_of_known(
 
     What is the same in all runs needs no interval.
     """
-    known = np.asarray(values, float)
-    known = known[~np.isnan(known)]
-    if count := int(np.isinf(known).sum()):
-        return f"{endless} ({count} of {len(known)})" if len(known) > 1 else endless
-    if not len(known):
+    values = np.asarray(values, float)
+    values = values[~np.isnan(values)]
+    if count := int(np.isinf(values).sum()):
+        return f"{endless} ({count} of {len(values)})" if len(values) > 1 else endless
+    if not len(values):
         return "–"
-    return spread(known[:1] if np.ptp(known) == 0 else known, form)
+    return spread(values[:1] if np.ptp(values) == 0 else values, form)
 
 
 def time_to(
@@ -116,8 +116,8 @@ def in_time(
     import pandas
 
     lines = [pandas.Series(a, s).groupby(level=0).last() for s, a in curves]
-    found = pandas.concat(lines, axis=1).sort_index()
-    return found.ffill() if forward else found
+    tested = pandas.concat(lines, axis=1).sort_index()
+    return tested.ffill() if forward else tested
 
 
 def curves_of(history: Mapping[Any, Any], classes: int) -> Float[np.ndarray, "*L T"]:
@@ -130,13 +130,12 @@ def curves_of(history: Mapping[Any, Any], classes: int) -> Float[np.ndarray, "*L
         where not tested, and ``diverged``: the run had lost every model by then.
       classes: number of them, ≥ 1.
     """
-    found = np.array(history["test_accuracy"], float)
-    tested = np.isfinite(found).reshape(-1, found.shape[-1]).any(axis=0)
+    accuracy = np.array(history["test_accuracy"], float)
+    tested = np.isfinite(accuracy).reshape(-1, accuracy.shape[-1]).any(axis=0)
     tested |= ~tested.any()  # lost before the first test
-    found[np.asarray(history["diverged"]).any(axis=-1)] = np.where(
-        tested, 1 / classes, np.nan
-    )
-    return found
+    lost = np.asarray(history["diverged"]).any(axis=-1)
+    accuracy[lost] = np.where(tested, 1 / classes, np.nan)
+    return accuracy
 
 
 def diverged_note(history: Mapping[str, np.ndarray]) -> str:
@@ -148,3 +147,43 @@ def diverged_note(history: Mapping[str, np.ndarray]) -> str:
 def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
     """Mean ± half its confidence interval, or how many seeds never reached it."""
     return spread_of_known(times, endless="never")
+
+
+def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
+    """p value of Student's paired t test, two-sided, of a mean difference of 0.
+
+    Args:
+      differences: ``[n]`` of pairs. Fewer than two, or a NaN: NaN. Without any spread
+        the test has no error to divide by: 1 where all are 0, else NaN.
+    """
+    from scipy import stats
+
+    gaps = np.asarray(differences, float)
+    if len(gaps) < 2 or not np.isfinite(gaps).all():
+        return float("nan")
+    if np.ptp(gaps) <= 1e-9 * np.abs(gaps).max():  # rounding is no spread
+        return float("nan") if gaps.any() else 1.0
+    return float(np.asarray(stats.ttest_1samp(gaps, 0.0))[1])
+
+
+def p_text(value: float) -> str:
+    """A p value as text, three digits; "–" for NaN."""
+    if not np.isfinite(value):
+        return "–"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def holm(p_values: np.ndarray | Sequence[float]) -> np.ndarray:
+    """p values corrected for their number; NaN are no tests and stay.
+
+    p̃_(i) = max_{j ≤ i} min(1, (m − j + 1) p_(j)), p_(1) ≤ … ≤ p_(m). Holm, "A Simple
+    Sequentially Rejective Multiple Test Procedure", Scand. J. Statistics 1979.
+
+    Args:
+      p_values: of any shape, all of them tests of one family.
+    """
+    p = np.array(p_values, float)
+    order = np.argsort(p, axis=None)[: int(np.isfinite(p).sum())]
+    factors = np.arange(len(order), 0, -1)
+    p.flat[order] = np.minimum(np.maximum.accumulate(factors * p.flat[order]), 1.0)
+    return p

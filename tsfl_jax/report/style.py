@@ -5,11 +5,11 @@ used throughout (no pyplot), so no display is needed. Curves differ in dashes or
 markers, not only in color. Matplotlib is imported when a figure is plotted.
 """
 
-import functools
+import contextlib
 import pathlib
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 Style = dict[str, Any]  # keyword arguments of a line: color, linestyle, marker, …
 
 _RC_FILE = pathlib.Path(__file__).with_name("figures.mplstyle")
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
 _RULES = {name: rule.label or name for name, rule in AGGREGATORS.items()}
 _FRAMEWORKS = {name: framework.label or name for name, framework in FRAMEWORKS.items()}
 # Of rules, frameworks, and frameworks with a rule, "tsfl_dms", in figures and tables;
@@ -61,8 +58,8 @@ def line_style(color: str, linestyle: Any, marker: str) -> Style:
 def style_at(index: int, dashes: int | None = None) -> Style:
     """The look of line `index`; the first 64 differ in color or dashes, or as given."""
     dashes = index + index // len(_COLORS) if dashes is None else dashes
-    looks = zip((index, dashes, index), (_COLORS, _DASHES, _MARKERS), strict=True)
-    return line_style(*(several[i % len(several)] for i, several in looks))
+    color, marker = _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
+    return line_style(color, _DASHES[dashes % len(_DASHES)], marker)
 
 
 # Rules keep their looks in all figures.
@@ -84,10 +81,10 @@ def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
       Styles in the same order. The algorithm has the colors, else the first setting.
       Where each line has a color of its own it has its own dashes.
     """
-    names = dict.fromkeys(name for one in settings for name in one)
-    differing = [n for n in names if len({str(one.get(n)) for one in settings}) > 1]
+    names = dict.fromkeys(name for line in settings for name in line)
+    differing = [n for n in names if len({str(line.get(n)) for line in settings}) > 1]
     first = "algorithm" if "algorithm" in differing else next(iter(differing), "")
-    values = [str(one.get(first)) for one in settings]
+    values = [str(line.get(first)) for line in settings]
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     places = _PLACES if places.keys() <= _PLACES.keys() else places
     colors = [places[value] for value in values]
@@ -96,20 +93,19 @@ def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
         return [style_at(color) for color in colors]
     if len(set(colors)) > len(_COLORS) or max(dashes) >= len(_DASHES):
         return [style_at(i) for i in range(len(settings))]
-    return [style_at(c, d) for c, d in zip(colors, dashes, strict=True)]
+    return list(map(style_at, colors, dashes))
 
 
-def styled(plot: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate a plotting function, so that it runs under ``figures.mplstyle``."""
+@contextlib.contextmanager
+def _in_style() -> Iterator[None]:
+    """Plot under ``figures.mplstyle``."""
+    import matplotlib
 
-    @functools.wraps(plot)
-    def plot_in_style(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        import matplotlib
+    with matplotlib.rc_context(fname=_RC_FILE):
+        yield
 
-        with matplotlib.rc_context(fname=_RC_FILE):
-            return plot(*args, **kwargs)
 
-    return plot_in_style
+styled = _in_style()  # decorates plotting functions
 
 
 @styled
@@ -147,8 +143,8 @@ def plot_line(
     """Plot a line that skips the points without a value; none if all lack one."""
     seen = np.isfinite(y)
     if seen.any():
-        every = max(1, int(seen.sum()) // 10)
-        axes.plot(x[seen], y[seen], **style, label=label, markevery=every)
+        distance = max(1, int(seen.sum()) // 10)  # of the markers
+        axes.plot(x[seen], y[seen], **style, label=label, markevery=distance)
 
 
 def plot_mean(
@@ -157,7 +153,6 @@ def plot_mean(
     values: np.ndarray,
     style: Style,
     label: str,
-    *,
     percent: bool = False,
 ) -> None:
     """Plot the mean of ``[n, T]`` values over n, with its 95 % confidence band.
@@ -187,15 +182,13 @@ def whole_numbers() -> "matplotlib.ticker.MaxNLocator":
     return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
-def interval_axis(
-    axes: "matplotlib.axes.Axes", interval: np.ndarray, first: int = 1
-) -> None:
-    """Set up the axis of intervals, from the first one to the last one."""
+def interval_axis(axes: "matplotlib.axes.Axes", interval: np.ndarray) -> None:
+    """Set up the axis of intervals, from 1 to the last one."""
     axes.set_xlabel("interval")
     axes.xaxis.set_major_locator(whole_numbers())
-    last = interval.max(initial=first)
-    margin = max(0.03 * (last - first), 0.3)
-    axes.set_xlim(first - margin, last + margin)
+    last = interval.max(initial=1)
+    margin = max(0.03 * (last - 1), 0.3)
+    axes.set_xlim(1 - margin, last + margin)
 
 
 def accuracy_axis(axes: "matplotlib.axes.Axes") -> None:

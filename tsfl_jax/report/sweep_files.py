@@ -28,9 +28,9 @@ def groups_table(swept: Sequence[str], rows: list[Row]) -> "pandas.DataFrame":
 
     groups = table.grouped(swept, rows)
     names = [name for name in swept if name not in SEEDS]
-    points = [{n: rows[own[0]][n] for n in names} for own in groups.values()]
-    found = table.summary(pd.DataFrame(rows), groups).drop(columns="group")
-    return pd.concat([pd.DataFrame(points, dtype=object), found], axis=1)
+    points = [{n: rows[group[0]][n] for n in names} for group in groups.values()]
+    results = table.summary(pd.DataFrame(rows), groups).drop(columns="group")
+    return pd.concat([pd.DataFrame(points, dtype=object), results], axis=1)
 
 
 def best(swept: Sequence[str], rows: list[Row]) -> str:
@@ -41,18 +41,17 @@ def best(swept: Sequence[str], rows: list[Row]) -> str:
     import pandas as pd
 
     frame = pd.DataFrame(rows)
-    losses = bool(np.isnan(frame["best_test_accuracy"].to_numpy(float)).all())
+    losses = bool(frame["best_test_accuracy"].astype(float).isna().all())
     score = "final_test_loss" if losses else "best_test_accuracy"
     scores = frame[score].astype(float).mask(frame["diverged_at"].notna())
-    groups = table.grouped(swept, rows)
-    means = {
-        label: scores.iloc[own].mean(skipna=False) for label, own in groups.items()
-    }
-    means = {label: mean for label, mean in means.items() if np.isfinite(mean)}
-    if not means or set(swept) <= set(SEEDS):
+    groups = table.grouped(swept, rows).items()
+    means = pd.Series({n: scores.iloc[g].mean(skipna=False) for n, g in groups})
+    means = means.replace([np.inf, -np.inf], np.nan).dropna()
+    if means.empty or set(swept) <= set(SEEDS):
         return ""
-    which = "Lowest mean of final loss" if losses else "Highest mean of best accuracy"
-    return f"{which}: {(min if losses else max)(means, key=means.__getitem__)}"
+    if losses:
+        return f"Lowest mean of final loss: {means.idxmin()}"
+    return f"Highest mean of best accuracy: {means.idxmax()}"
 
 
 def text(swept: Sequence[str], rows: list[Row]) -> str:
@@ -66,7 +65,7 @@ def write(
     folder: pathlib.Path,
     swept: Sequence[str],
     rows: list[Row],
-    about: str,
+    title: str,
     runs: "xarray.Dataset | None" = None,
 ) -> None:
     """Write results.jsonl, results.csv and summary.md; then history.csv and the curves.
@@ -75,21 +74,20 @@ def write(
       folder: exists already.
       swept: names of the settings that were swept.
       rows: results of each run that has finished.
-      about: title of the table and the figure.
+      title: of the table and the figure.
       runs: from `table.of_sweep`; None while runs are missing: then the files of an
         earlier, smaller sweep in this folder go, whose runs count otherwise.
     """
-    plain: list[Row] = [files.plain(row) for row in rows]
-    files.write_metrics(folder / "results.jsonl", plain)
-    files.write_csv(folder / "results.csv", plain)
-    head = f"# {about}\n\n{OVER_SEEDS.capitalize()}, of the runs that did not diverge."
-    winner = best(swept, rows)
+    files.write_metrics(folder / "results.jsonl", rows)
+    files.write_csv(folder / "results.csv", [files.plain(row) for row in rows])
+    head = f"# {title}\n\n{OVER_SEEDS.capitalize()}, of the runs that did not diverge."
     text = f"{head}\n\n{files.markdown(groups_table(swept, rows))}"
+    winner = best(swept, rows)
     files.write_text(folder / "summary.md", text + (winner and f"\n{winner}.\n"))
     if runs is None:
         for name in ("sweep.json", "history.csv", "curves.png", "curves.pdf"):
             (folder / name).unlink(missing_ok=True)
         return
     files.write_csv(folder / "history.csv", table.to_pandas(runs))
-    figure = bands.of_sweep(swept, rows, runs, about)
+    figure = bands.of_sweep(swept, rows, runs, title)
     plot_style.save_both(figure, folder / "curves")

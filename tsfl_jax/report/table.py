@@ -22,56 +22,41 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]  # one run: swept settings and results by name
 
-UNITS = {
-    "virtual_time": "s",
-    "test_accuracy": "1",
-    "test_loss": "nat",
-    "train_loss": "nat",
-    "threshold": "iteration",
-    "num_selected": "client",
-    "num_discarded": "client",
-    "weight_entropy": "nat",
-    "samples": "sample",
-    "tau": "iteration",
-    "rho": "1",
-    "validation_loss": "nat",
-    "regret": "nat",
-    "gap": "nat",
-    "client_accuracy_mean": "1",
-    "client_accuracy_worst": "1",
-    "client_accuracy_std": "1",
-    "client_loss_mean": "nat",
-    "client_loss_worst": "nat",
-    "client_loss_std": "nat",
-    "best_test_accuracy": "1",
-    "final_test_accuracy": "1",
-    "final_test_loss": "nat",
-    "seconds": "s",
-    "samples_trained": "sample",
-    "bytes_moved": "B",
-    "diverged_at": "interval",
+_OF_UNIT = {
+    "s": "virtual_time seconds",
+    "1": "test_accuracy rho client_accuracy_mean client_accuracy_worst "
+    "client_accuracy_std best_test_accuracy final_test_accuracy",
+    "nat": "test_loss train_loss weight_entropy validation_loss regret gap "
+    "client_loss_mean client_loss_worst client_loss_std final_test_loss",
+    "iteration": "threshold tau",
+    "client": "num_selected num_discarded",
+    "sample": "samples samples_trained",
+    "B": "bytes_moved",
+    "interval": "diverged_at",
 }
+_ATTRIBUTES = {n: {"units": u} for u, names in _OF_UNIT.items() for n in names.split()}
 # Results of a whole run that a sweep's table has.
 SCORES = (
     *("best_test_accuracy", "final_test_accuracy", "final_test_loss"),
     *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
     *("bytes_moved", "final_client_accuracy_mean", "final_client_accuracy_worst"),
 )
+_PLAIN = (str, int, float)  # attributes that a file of xarray can have
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
 
 
 def of_run(
-    history: Mapping[str, np.ndarray], about: Mapping[str, Any] | None = None
+    history: Mapping[str, np.ndarray], attributes: Mapping[str, Any] | None = None
 ) -> "xarray.Dataset":
     """The table of one run.
 
     Args:
       history: arrays ``[T]``, and ``[T, N]`` or ``[T, K]``, by name; with "client"
         ``[T, K]``, whose each slot is, else the second axis is the client.
-      about: attributes of the table.
+      attributes: of the table.
     """
-    shapes = {name: np.asarray(a) for name, a in history.items()}
-    return _dataset((), shapes, about or {})
+    plain = {n: v for n, v in (attributes or {}).items() if isinstance(v, _PLAIN)}
+    return _dataset((), history).assign_attrs(plain)
 
 
 def of_sweep(
@@ -90,51 +75,44 @@ def of_sweep(
         that a run does not have are NaN, or 0 in whole numbers.
     """
     if series and "virtual_time" not in history:
-        history = {name: _padded([one[name] for one in series]) for name in series[0]}
-    found = _dataset(("run",), history, {})
+        history = {name: _padded([run[name] for run in series]) for name in series[0]}
     coords = {name: ("run", _labels(row[name] for row in rows)) for name in swept}
     scores = {
-        name: ("run", np.array([row.get(name) for row in rows], float), _units(name))
+        name: np.array([row.get(name) for row in rows], float)
         for name in SCORES
         if any(name in row for row in rows)
     }
-    return found.assign(scores).assign_coords(coords)
+    return _dataset(("run",), {**history, **scores}).assign_coords(coords)
 
 
 def _dataset(
-    before: tuple[str, ...], arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]
+    before: tuple[str, ...], history: Mapping[str, np.ndarray]
 ) -> "xarray.Dataset":
     """Arrays with their dimensions, units, and the number of the interval from 1."""
     import xarray
 
-    last = "slot" if "client" in arrays else "client"
-    names = (*before, "interval", last)
-    found: dict[Hashable, Any] = {}
-    sizes: dict[str, int] = {}
-    for name, a in arrays.items():
-        if len(before) < a.ndim <= len(names):
-            found[name] = (names[: a.ndim], a, _units(name))
-            sizes |= dict(zip(names, a.shape, strict=False))
-    coords: dict[Hashable, Any] = {n: np.arange(size) for n, size in sizes.items()}
-    coords["interval"] = np.arange(1, sizes.get("interval", 0) + 1)
-    if "client" in found:
-        coords["client"] = found.pop("client")
-    kept = {n: v for n, v in about.items() if isinstance(v, str | int | float)}
-    return xarray.Dataset(found, coords, kept)
-
-
-def _units(name: str) -> dict[str, str]:
-    return {"units": UNITS[name]} if name in UNITS else {}
+    dims = (*before, "interval", "slot" if "client" in history else "client")
+    arrays = {name: np.asarray(a) for name, a in history.items()}
+    variables: dict[Hashable, Any] = {
+        name: (dims[: a.ndim], a, _ATTRIBUTES.get(name, {}))
+        for name, a in arrays.items()
+        if name in SCORES or len(before) < a.ndim <= len(dims)
+    }
+    table = xarray.Dataset(variables)
+    coords = {str(n): np.arange(size) for n, size in table.sizes.items()}
+    coords["interval"] = 1 + coords.get("interval", np.arange(0))
+    clients = {"client"} & table.data_vars.keys()
+    return table.set_coords(clients).assign_coords(coords)
 
 
 def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays ``[T]`` of different lengths as one ``[L, T]``."""
     kind = arrays[0].dtype
     missing = np.nan if np.issubdtype(kind, np.floating) else 0
-    found = np.full((len(arrays), max(map(len, arrays))), missing, kind)
-    for row, values in zip(found, arrays, strict=True):
+    padded = np.full((len(arrays), max(map(len, arrays))), missing, kind)
+    for row, values in zip(padded, arrays, strict=True):
         row[: len(values)] = values
-    return found
+    return padded
 
 
 def _labels(values: Iterable[Any]) -> np.ndarray:
@@ -172,15 +150,14 @@ def to_pandas(table: "xarray.Dataset") -> "pandas.DataFrame":
     Quantities of single clients and of whole runs are not in it. A run's intervals end
     where its virtual time does.
     """
-    own = [name for name in ("run",) if name in table.dims]
-    dims = {*own, "interval"}
-    names = [n for n, a in table.data_vars.items() if set(a.dims) == dims]
-    names = [n for n in _FIRST if n in names] + [n for n in names if n not in _FIRST]
+    dims = [name for name in ("run", "interval") if name in table.dims]
+    names = [n for n, a in table.data_vars.items() if {*a.dims} == {*dims}]
+    names.sort(key=lambda n: _FIRST.index(n) if n in _FIRST else len(_FIRST))
     flat = table[names].drop_vars("client", errors="ignore")
-    frame: Any = flat.to_dataframe(dim_order=[*own, "interval"]).reset_index()
+    frame: Any = flat.to_dataframe(dim_order=dims).reset_index()
     settings = [n for n, a in table.coords.items() if a.dims == ("run",) and n != "run"]
-    frame = frame[[*own, *settings, "interval", *names]]
-    return frame[frame["virtual_time"].notna()] if own else frame
+    frame = frame[[*dims[:-1], *settings, "interval", *names]]
+    return frame[frame["virtual_time"].notna()] if "run" in dims else frame
 
 
 def grouped(swept: Sequence[str], rows: Sequence[Row]) -> dict[str, list[int]]:
@@ -228,32 +205,28 @@ COLUMNS = {
 def summary(
     runs: "pandas.DataFrame",
     groups: Mapping[str, Sequence[int]],
-    more: Mapping[str, Column] | None = None,
+    columns: Mapping[str, Column] = COLUMNS,
 ) -> "pandas.DataFrame":
     """A line of text per group: means over its runs with intervals of confidence.
 
     Args:
-      runs: a row per run, with ``diverged_at`` and any of `COLUMNS`; a column without
+      runs: a row per run, with ``diverged_at`` and any of `columns`; a column without
         a value is left out.
       groups: label → places of its rows.
-      more: other quantities of the rows, after those of `COLUMNS`.
+      columns: name of a quantity → its column.
 
     Returns:
       Columns of strings: group, runs, quantities, and diverged if any run did.
     """
     import pandas
 
-    columns = {n: c for n, c in (COLUMNS | dict(more or {})).items() if n in runs}
-    lost = runs["diverged_at"].notna()
-    found = pandas.DataFrame(
-        {"group": list(groups), "runs": [str(len(own)) for own in groups.values()]}
-    )
-    for name, column in columns.items():
+    lost, places = runs["diverged_at"].notna(), [*groups.values()]
+    cells = {"group": [*groups], "runs": [str(len(group)) for group in places]}
+    for name, column in ((n, c) for n, c in columns.items() if n in runs):
         values = column.scale * runs[name].astype(float)
         values = values.mask(lost) if column.result else values
-        if not np.isnan(values.to_numpy()).all():
-            each = (values.iloc[own].dropna().to_numpy() for own in groups.values())
-            found[column.head] = [column.cell(v) if len(v) else "–" for v in each]
-    if bool(lost.to_numpy().any()):
-        found[DIVERGED] = [str(lost.iloc[own].sum()) for own in groups.values()]
-    return found
+        if values.notna().to_numpy().any():
+            cells[column.head] = [column.cell(values.iloc[group]) for group in places]
+    if lost.to_numpy().any():
+        cells[DIVERGED] = [str(lost.iloc[group].sum()) for group in places]
+    return pandas.DataFrame(cells)

@@ -28,17 +28,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.theory import simplex
-from tsfl_jax.theory.bounds import check, shape_of
-from tsfl_jax.types import Numbers, PRNGKey, UserError
+from tsfl_jax.theory.bounds import check, check_tau
+from tsfl_jax.types import Numbers, PRNGKey
 
 
 def _tau(tau: Numbers, *scalars: Numbers) -> Float[Array, "N"]:
     """τ in the floating dtype that it and the scalars promote to, checked."""
-    shape = shape_of("tau", tau, "[N]")
-    expected = "finite local iterations ≥ 0 (0 = absent)"
-    if len(shape) != 1 or not shape[0]:
-        raise UserError(f"tau has shape {list(shape)}: expected [N], N ≥ 1, {expected}")
-    check("tau", tau, shape, lambda x: x >= 0, expected)
+    check_tau(tau, "[N], N ≥ 1", range(1, 2))
     array = jnp.asarray(tau)
     return array.astype(jnp.result_type(float, array, *scalars))
 

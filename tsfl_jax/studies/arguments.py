@@ -1,9 +1,10 @@
 """Arguments that the commands of several studies share, and their ranges."""
 
 import argparse
+import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,83 +14,86 @@ from tsfl_jax.experiment import grid
 from tsfl_jax.types import UserError
 
 
+def ranged(
+    kind: type[int] | type[float], fits: Callable[[float], bool], expected: str
+) -> Callable[[str], float]:
+    """The type of an argument of argparse that is a number for which `fits` is true."""
+
+    def number(text: str) -> float:
+        if not fits(kind(text)):
+            raise argparse.ArgumentTypeError(f"{text}: must be {expected}")
+        return kind(text)
+
+    number.__name__ = kind.__name__  # for argparse's own message
+    return number
+
+
+def at_least(least: int) -> Callable[[str], float]:
+    """The type of an argument that is a whole number from `least` on."""
+    return ranged(int, lambda number: number >= least, f"at least {least}")
+
+
+def folder(text: str) -> str:
+    """The type of an argument that is a folder."""
+    path = os.path.expanduser(text)
+    if not os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{text}: no such folder")
+    return path
+
+
+POSITIVE = ranged(float, lambda number: 0 < number < math.inf, "above 0")
+SHARE = ranged(float, lambda number: 0 < number < 1, "in (0, 1), like 0.9")
+
+
 def make_parser(
-    name: str, about: str | None, seeds: int | None, out: str
+    name: str, doc: str | None, seeds: int | None, out: str
 ) -> argparse.ArgumentParser:
     """A parser with ``--seeds`` and ``--out``.
 
     Args:
       name: of the command.
-      about: the command's module docstring, whose first line is shown.
+      doc: the command's module docstring, whose first line is shown.
       seeds, out: the defaults, a number of runs and a folder; None: no ``--seeds``.
     """
-    parser = command.make_parser(name, about)
+    parser = command.make_parser(name, doc)
     if seeds is not None:
-        parser.add_argument(
-            "--seeds",
-            type=int,
-            default=seeds,
-            help="runs of each setting (default: %(default)s)",
-        )
-    parser.add_argument(
-        "--out",
-        type=pathlib.Path,
-        default=out,
-        help="folder of tables and runs (default: %(default)s)",
-    )
+        text = "runs of each setting (default: %(default)s)"
+        parser.add_argument("--seeds", type=at_least(1), default=seeds, help=text)
+    text = "folder of tables and runs (default: %(default)s)"
+    parser.add_argument("--out", type=pathlib.Path, default=out, help=text)
     return parser
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add ``--data_dir`` and ``--set``, for studies of any config."""
+    text = "prepared TFDS data (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)"
+    parser.add_argument("--data_dir", type=folder, metavar="FOLDER", help=text)
+    text = "change a setting of all runs: --set lr=0.01; repeatable"
     parser.add_argument(
-        "--data_dir",
-        default=argparse.SUPPRESS,
-        metavar="FOLDER",
-        help="prepared TFDS data (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SETTING=VALUE",
-        help="change a setting of all runs: --set lr=0.01; repeatable",
+        "--set", action="append", default=[], metavar="SETTING=VALUE", help=text
     )
 
 
-def parse(
-    parser: argparse.ArgumentParser, texts: list[str], share: str = ""
-) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, texts: list[str]) -> argparse.Namespace:
     """The parsed arguments; wrong ones end the process with exit code 2.
 
     Args:
       parser: from `make_parser`.
       texts: the command line.
-      share: an argument that must be in (0, 1), such as a target accuracy.
 
     Returns:
       The arguments by name; ``set`` and ``data_dir`` as dicts of settings.
     """
-    given = parser.parse_args(texts)
-    if "seeds" in given and given.seeds < 1:
-        parser.error("--seeds must be at least 1")
-    if share and not 0 < getattr(given, share) < 1:
-        value = getattr(given, share)
-        parser.error(f"--{share}={value}: must be in (0, 1), like 0.9")
+    flags = parser.parse_args(texts)
+    if "set" not in flags:
+        return flags
+    path = flags.data_dir
+    flags.data_dir = {"data.dir": path, "data.download": False} if path else {}
     try:
-        if "set" in given:
-            given.set = grid.parse_settings(given.set)
-            given.data_dir = _data_settings(getattr(given, "data_dir", ""))
+        flags.set = grid.parse_settings(flags.set)
     except UserError as error:
         parser.error(str(error))
-    return given
-
-
-def _data_settings(folder: str) -> dict[str, Any]:
-    """Settings of ``--data_dir``: read prepared data there; none for ""."""
-    if folder and not os.path.isdir(os.path.expanduser(folder)):
-        raise UserError(f"--data_dir={folder}: no such folder")
-    return {"data.dir": folder, "data.download": False} if folder else {}
+    return flags
 
 
 def device_text(used: int = 0) -> str:
@@ -101,9 +105,9 @@ def device_text(used: int = 0) -> str:
     return f"{used or jax.device_count()} × {jax.devices()[0].device_kind}"
 
 
-def shown(given: Mapping[str, Any]) -> list[str]:
+def settings_text(changes: Mapping[str, Any]) -> list[str]:
     """Settings of ``--set`` for the head of a table; not where the data are."""
-    return [f"{n}={v}" for n, v in given.items() if not n.startswith("data.")]
+    return [f"{n}={v}" for n, v in changes.items() if not n.startswith("data.")]
 
 
 def seeds_text(seeds: int) -> str:

@@ -66,50 +66,43 @@ class FrameworkResult(NamedTuple):
     lost: int = 0  # runs that diverged, scored at chance level
 
 
+def _shared_values(entry: Entry) -> dict[str, Any]:
+    """What all entries must have in common, by name."""
+    settings = flat(dataclasses.asdict(entry.config))
+    if settings["timeline.framework"] == "none":
+        raise UserError(
+            f"{entry.label}: --config.timeline.framework=none has no virtual seconds; "
+            "choose a framework"
+        )
+    seconds = settings["num_intervals"] * settings["schedule.interval_seconds"]
+    # In ticks 70 × 0.9 s are 63 s, but for a last bit.
+    length = "num_intervals × schedule.interval_seconds"
+    return {length: ticks.of(seconds) / ticks.SECOND} | {
+        name: value
+        for name, value in settings.items()
+        if name not in _FOLDERS and (name in _SHARED or name.startswith(_PARTS))
+    }
+
+
 def check_same_clients(entries: list[Entry]) -> None:
     """Raise UserError unless all have the same data, clients and virtual seconds."""
-    first = entries[0]
-    there = flat(dataclasses.asdict(first.config))
+    first, expected = entries[0], _shared_values(entries[0])
     for entry in entries:
-        here = flat(dataclasses.asdict(entry.config))
-        for name in here:
-            shared = name in _SHARED or name.startswith(_PARTS)
-            if shared and name not in _FOLDERS and here[name] != there[name]:
+        values = _shared_values(entry)
+        for name in expected:
+            if values[name] != expected[name]:
                 raise UserError(
-                    f"{entry.label} and {first.label} do not have the same data and "
-                    f"clients: {name} is {here[name]} and {there[name]}; a comparison "
-                    "needs the same value in all configs"
+                    f"{entry.label} and {first.label} do not have the same data, "
+                    f"clients and virtual seconds: {name} is {values[name]} and "
+                    f"{expected[name]}; a comparison needs the same in all configs"
                 )
-        own, other = (
-            x["num_intervals"] * x["schedule.interval_seconds"] for x in (here, there)
-        )
-        if ticks.of(own) != ticks.of(other):  # 70 × 0.9 s is 63 s, but for a last bit
-            raise UserError(
-                f"{entry.label} and {first.label} do not run equally long: {own:g} and "
-                f"{other:g} virtual seconds (num_intervals × schedule.interval_seconds)"
-                "; a comparison needs the same in all configs"
-            )
-        if here["timeline.framework"] == "none":
-            raise UserError(
-                f"{entry.label}: --config.timeline.framework=none has no virtual "
-                "seconds; choose a framework"
-            )
 
 
 def _load_same(
     entries: list[Entry], seed: int, loaded: dict[str, tuple[Dataset, str]]
 ) -> Dataset:
-    """The data set of all entries under a seed.
-
-    Args:
-      entries: of the comparison.
-      seed: of the runs, on which synthetic data depend.
-      loaded: what was read before and its fingerprint; extended here.
-
-    Raises:
-      UserError: an entry's folder or file holds other data.
-    """
-    found = []
+    """The data set of all entries under a seed; `loaded` keeps what was read."""
+    datasets = []
     for entry in entries:
         config = grid.changed(entry.config, {"seed": seed})
         key = prepare.data_key(config)
@@ -117,13 +110,13 @@ def _load_same(
             dataset = prepare.load_dataset(config)
             fields = dataset._replace(source="")[1:]
             loaded[key] = dataset, data.fingerprint(*map(np.asarray, fields))
-        found.append(loaded[key])
-        if found[-1][1] != found[0][1]:
+        datasets.append(loaded[key])
+        if datasets[-1][1] != datasets[0][1]:
             raise UserError(
                 f"{entry.label} and {entries[0].label} do not have the same data: "
                 "their --config.data.dir or --config.data.file hold other samples"
             )
-    return found[0][0]
+    return datasets[0][0]
 
 
 def _run_one(
@@ -153,7 +146,7 @@ def run_frameworks(
     check_same_clients(entries)
     loaded: dict[str, tuple[Dataset, str]] = {}
     datasets = [_load_same(entries, seed, loaded) for seed in range(seeds)]
-    found, stream = [], stream or sys.stderr
+    frameworks, stream = [], stream or sys.stderr
     for number, (label, config) in enumerate(entries):
         results = []
         for seed, dataset in enumerate(datasets):
@@ -164,8 +157,8 @@ def run_frameworks(
             passed = f"{time.perf_counter() - begun:.0f} s"
             count = f"run {number * seeds + seed + 1} of {len(entries) * seeds}"
             progress.log(stream, f"{label}, seed {seed}: {passed}, {count}")
-        found.append(_over_seeds(label, results, datasets[0].num_classes))
-    return found
+        frameworks.append(_over_seeds(label, results, datasets[0].num_classes))
+    return frameworks
 
 
 def _over_seeds(
@@ -213,12 +206,11 @@ def comparison_rows(
     results: list[FrameworkResult], target: float
 ) -> list[dict[str, str]]:
     """The table as text; speed-up against the first result, paired by seed."""
-    first = times_of(results[0], target)
-    found = []
+    first, rows = times_of(results[0], target), []
     for result in results:
         times = times_of(result, target)
         both = np.isfinite(times) & np.isfinite(first)
-        found.append(
+        rows.append(
             {
                 "framework": style.name_of(result.label),
                 "rule": style.name_of(result.algorithm),
@@ -231,7 +223,7 @@ def comparison_rows(
                 "wall time, s": f"{result.seconds:.0f}",
             }
         )
-    return found
+    return rows
 
 
 def lost_text(results: list[FrameworkResult]) -> str:
@@ -241,12 +233,11 @@ def lost_text(results: list[FrameworkResult]) -> str:
 
 
 def write_comparison(
-    folder: pathlib.Path, results: list[FrameworkResult], target: float, about: str
+    folder: pathlib.Path, results: list[FrameworkResult], target: float, title: str
 ) -> list[pathlib.Path]:
     """Write compare.md, .csv, .png and .pdf; returns their paths."""
-    text = f"{about}; {OVER_SEEDS}; speed-up is the time to the target "
-    text += "against the first line, paired by seed."
-    text += lost_text(results)
+    text = f"{title}; {OVER_SEEDS}; speed-up is the time to the target "
+    text += f"against the first line, paired by seed.{lost_text(results)}"
     rows = comparison_rows(results, target)
     paths = files.write_table(folder, "compare", rows, text)
     seconds = f"s to {100 * target:g} %"
@@ -254,49 +245,50 @@ def write_comparison(
     for result, row in zip(results, rows, strict=True):
         name = f"{row['framework']}, {seconds}: {row[seconds]}"
         curves[name], lines[name] = in_time(result.curves), {"line": result.label}
-    figure = bands.bands(curves, about, lines, x=bands.SECONDS, target=target)
+    figure = bands.bands(curves, title, lines, x=bands.SECONDS, target=target)
     return paths + style.save_both(figure, folder / "compare")
 
 
-def _own(changes: dict[str, Any], mine: str, others: list[str]) -> dict[str, Any]:
-    """The changes without settings that only the other entries' frameworks read."""
+def _settings_of(
+    framework: str, changes: dict[str, Any], frameworks: list[str]
+) -> dict[str, Any]:
+    """The changes without settings that only other frameworks of the entries read."""
     by = "timeline.framework"
-    readers = {n: {*found[by]} for n, found in READERS.items() if by in found}
-    skipped = [n for n in readers if mine not in readers[n] and readers[n] & {*others}]
-    return {n: v for n, v in changes.items() if n not in skipped}
+    readers = {n: {*values[by]} for n, values in READERS.items() if by in values}
+    return {
+        name: value
+        for name, value in changes.items()
+        if framework in readers.get(name, {framework})
+        or not readers[name] & {*frameworks}
+    }
 
 
 def main(texts: list[str]) -> None:
     """Run all, write table and figure."""
     parser = arguments.make_parser("compare", __doc__, 3, "runs/compare")
     arguments.add_settings(parser)
-    parser.add_argument(
-        "configs",
-        nargs="+",
-        help="files, names as in tsfl configs, or all of a folder: frameworks, or "
-        "without a download frameworks:digits",
-    )
-    parser.add_argument(
-        "--target",
-        type=float,
-        default=0.9,
-        help="test accuracy to reach (default: %(default)s)",
-    )
-    given = arguments.parse(parser, texts, "target")
-    paths = config_files.paths(given.configs)
+    text = "files, names as in tsfl configs, or all of a folder: frameworks, or "
+    text += "without a download frameworks:digits"
+    parser.add_argument("configs", nargs="+", help=text)
+    text = "test accuracy to reach (default: %(default)s)"
+    parser.add_argument("--target", type=arguments.SHARE, default=0.9, help=text)
+    flags = arguments.parse(parser, texts)
+    paths = config_files.paths(flags.configs)
     configs = [config_files.load(path) for path in paths]
-    changes = given.data_dir | given.set
+    changes = flags.data_dir | flags.set
     frameworks = [get(config, "timeline.framework") for config in configs]
     entries = [
-        Entry(path.stem, grid.changed(config, _own(changes, mine, frameworks)))
-        for path, config, mine in zip(paths, configs, frameworks, strict=True)
+        Entry(path.stem, grid.changed(config, _settings_of(name, changes, frameworks)))
+        for path, config, name in zip(paths, configs, frameworks, strict=True)
     ]
-    out = files.check_workdir(given.out, "--out")
+    out = files.check_workdir(flags.out, "--out")
     devices.start(0)
-    results = run_frameworks(entries, given.seeds, out)
-    seeds = arguments.seeds_text(given.seeds)
-    about = arguments.joined(
-        results[0].data, *arguments.shown(given.set), seeds, arguments.device_text()
+    results = run_frameworks(entries, flags.seeds, out)
+    title = arguments.joined(
+        results[0].data,
+        *arguments.settings_text(flags.set),
+        arguments.seeds_text(flags.seeds),
+        arguments.device_text(),
     )
-    for path in write_comparison(out, results, given.target, about):
+    for path in write_comparison(out, results, flags.target, title):
         print(path)

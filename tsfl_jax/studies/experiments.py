@@ -5,45 +5,28 @@ paper leaves open has the choices of docs/architecture.md.
 """
 
 from tsfl_jax import config as settings
+from tsfl_jax.components import check_name
 from tsfl_jax.config import Config, read
-from tsfl_jax.types import UserError, nearest
 
 # Data set of the paper → what is changed from the defaults of `Config` for it.
+_MANY = {"num_intervals": 100, "report_every": 1}
+_COLOR = {"lr": 0.005, "report_every": 1, "data.normalize": "standard"}
+_RESNET = {"model.name": "resnet18", "model.norm": "group"}
 _DATA = {
     "mnist": {"data.name": "mnist", "model.name": "mnist_cnn"},
-    "fashion_mnist": {
-        "num_intervals": 100,
-        "report_every": 1,
-        "data.name": "fashion_mnist",
-        "model.name": "fashion_cnn",
-    },
-    "cifar10": {
-        "lr": 0.005,
-        "report_every": 1,
-        "data.name": "cifar10",
-        "data.normalize": "standard",
-        "model.name": "vgg11",
-    },
-    "svhn": {
-        "lr": 0.005,
-        "num_intervals": 100,
-        "report_every": 1,
-        "data.name": "svhn_cropped",
-        "data.normalize": "standard",
-        "model.name": "resnet18",
-        "model.norm": "group",
-    },
+    "fashion_mnist": _MANY
+    | {"data.name": "fashion_mnist", "model.name": "fashion_cnn"},
+    "cifar10": _COLOR | {"data.name": "cifar10", "model.name": "vgg11"},
+    "svhn": _COLOR | _MANY | _RESNET | {"data.name": "svhn_cropped"},
 }
 CLASSES = 10  # of each of these data sets, and of scikit-learn's digits
 # Experiment of the paper by name, such as "svhn_case3" or "mnist_select2".
 PAPER = {
-    f"{data}_case{case}": changes
-    | {"schedule.kind": f"case{case}", "schedule.data_size": 1024}
+    f"{data}_case{case}": changes | {"schedule.kind": f"case{case}"}
     for data, changes in _DATA.items()
     for case in (1, 2, 3)
 } | {
-    f"mnist_select{least}": _DATA["mnist"]
-    | {"schedule.upload_above": least, "schedule.data_size": 1024}
+    f"mnist_select{least}": _DATA["mnist"] | {"schedule.upload_above": least}
     for least in (2, 4)
 }
 # Clients that all frameworks are compared on: 80 virtual seconds, 0.25 to 1 s per
@@ -62,13 +45,8 @@ _CLIENTS = {
 # Data set → what is changed for it; digits come with scikit-learn, in small images.
 _FRAMEWORK_DATA = {
     "mnist": {},
-    "digits": {
-        "data.name": "digits",
-        "model.name": "mlp",
-        "batch_size": 8,
-        "lr": 0.01,
-        "schedule.data_size": 64,
-    },
+    "digits": {"data.name": "digits", "model.name": "mlp", "batch_size": 8}
+    | {"lr": 0.01, "schedule.data_size": 64},
 }
 # Clients with one quadratic each, all constants known: `bounds` varies it.
 _QUADRATIC = {
@@ -116,12 +94,8 @@ def paper(name: str) -> Config:
     Raises:
       UserError: there is no such experiment.
     """
-    if name not in PAPER:
-        raise UserError(
-            f"{name}: the paper has no such experiment{nearest(name, PAPER)} "
-            f"(one of: {', '.join(PAPER)})"
-        )
-    return settings.replace(Config(), PAPER[name])
+    check_name("experiment of the paper", name, PAPER)
+    return settings.replace(Config(), {"schedule.data_size": 1024} | PAPER[name])
 
 
 def quadratic() -> Config:
@@ -140,10 +114,6 @@ def framework(name: str, data: str = "mnist") -> Config:
     Raises:
       UserError: other data.
     """
-    if data not in _FRAMEWORK_DATA:
-        raise UserError(
-            f"--config=frameworks/{name}:{data}: expected one of "
-            f"{', '.join(_FRAMEWORK_DATA)}{nearest(data, _FRAMEWORK_DATA)}"
-        )
+    check_name(f"data of frameworks/{name}", data, _FRAMEWORK_DATA)
     chosen = {"algorithm": "fedavg", "timeline.framework": name} | FRAMEWORKS[name]
     return settings.replace(Config(), read(_CLIENTS | _FRAMEWORK_DATA[data] | chosen))

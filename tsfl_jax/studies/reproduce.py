@@ -9,7 +9,7 @@ import argparse
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -31,13 +31,13 @@ from tsfl_jax.studies import arguments, experiments, paper_results
 from tsfl_jax.studies.paper_results import ALGORITHMS
 from tsfl_jax.types import UserError
 
-_DATA = {
+_DATA_NAMES = {
     "mnist": "MNIST",
     "cifar10": "CIFAR-10",
     "fashion_mnist": "F-MNIST",
     "svhn_cropped": "SVHN",
 }
-KNOWN = sorted({cell.data for cell in paper_results.CELLS.values()})
+DATA = sorted({cell.data for cell in paper_results.CELLS.values()})
 _DMS, _FEDAVG = ALGORITHMS.index("dms"), ALGORITHMS.index("fedavg")
 
 
@@ -51,31 +51,31 @@ class CellResult(NamedTuple):
     note: str  # what differs from the paper's setting, or why there is nothing
 
 
-def changed_config(name: str, given: argparse.Namespace) -> tuple[Config, str]:
-    """An experiment with the given settings, and how it differs from the paper's.
+def changed_config(name: str, flags: argparse.Namespace) -> tuple[Config, str]:
+    """An experiment with the flags' settings, and how it differs from the paper's.
 
     Args:
       name: of the experiment, such as "mnist_case1".
-      given: the arguments of the command line, as in all functions here.
+      flags: of the command line, as in all functions here.
     """
-    labels, config = dict(given.set), experiments.paper(name)
-    if given.intervals:
-        labels["num_intervals"] = given.intervals
-    changes = {"data.download": False} | given.data_dir
-    changes |= given.idx.get(get(config, "data.name"), {}) | labels
+    labels, config = dict(flags.set), experiments.paper(name)
+    if flags.intervals:
+        labels["num_intervals"] = flags.intervals
+    changes = {"data.download": False} | flags.data_dir
+    changes |= flags.idx.get(get(config, "data.name"), {}) | labels
     config = grid.changed(config, changes)
     return config, arguments.joined(*(f"{k}={v}" for k, v in labels.items()))
 
 
 def run_cell(
-    cell: paper_results.PaperCell, given: argparse.Namespace, stream: IO[str]
+    cell: paper_results.PaperCell, flags: argparse.Namespace, stream: IO[str]
 ) -> CellResult:
     """Run or reuse one cell; its runs are in order of algorithm, then seed."""
-    config, note = changed_config(cell.config, given)
-    swept = {"algorithm": ALGORITHMS, "seed": range(given.seeds)}
+    config, note = changed_config(cell.config, flags)
+    swept = {"algorithm": ALGORITHMS, "seed": range(flags.seeds)}
     try:
         # The sweep reads the data, as synthetic ones depend on the seed.
-        workdir = given.out / "cells" / cell.config
+        workdir = flags.out / "cells" / cell.config
         result = sweeps.run(config, swept, workdir=workdir, stream=stream)
     except UserError as error:
         reason = f"not available: {error}"
@@ -92,7 +92,7 @@ def run_cell(
 def cell_row(result: CellResult) -> dict[str, str]:
     """One row of a table as text, by column."""
     cell, best = result.cell, result.best
-    row = {"case": cell.case, "data": _DATA[cell.data]}
+    row = {"case": cell.case, "data": _DATA_NAMES[cell.data]}
     for index, algorithm in enumerate(ALGORITHMS):
         name = style.NAMES[algorithm]
         row[f"{name}, paper"] = f"{cell.accuracy[index]:.2f}"
@@ -115,13 +115,12 @@ def latex(rows: list[dict[str, str]]) -> str:
 
 
 def write_tables(
-    folder: pathlib.Path, name: str, rows: list[dict[str, str]], about: str
+    folder: pathlib.Path, name: str, rows: list[dict[str, str]], device: str
 ) -> list[pathlib.Path]:
     """Write name.md, .csv and .tex; returns their paths."""
-    head = f"Highest test accuracy in %: {OVER_SEEDS}; DMS − FedAvg is paired by seed. "
-    tex = folder / f"{name}.tex"
-    files.write_text(tex, latex(rows))
-    return [*files.write_table(folder, name, rows, f"{head}{about}."), tex]
+    title = f"Highest test accuracy in %: {OVER_SEEDS}; DMS − FedAvg is paired by "
+    title += f"seed. Device: {device}."
+    return files.write_table(folder, name, rows, title, tex=latex(rows))
 
 
 def plot_cell_curves(
@@ -130,7 +129,7 @@ def plot_cell_curves(
     """Plot accuracy against the interval, a line per algorithm."""
     cell = result.cell
     lines = dict(zip(ALGORITHMS, history["test_accuracy"], strict=True))
-    title = arguments.joined(_DATA[cell.data], cell.case, result.note)
+    title = arguments.joined(_DATA_NAMES[cell.data], cell.case, result.note)
     return plot_bands(lines, folder / f"{name}_{cell.config}", title)
 
 
@@ -149,28 +148,27 @@ def plot_cell_participation(
     axes.set_ylabel("intervals with weight, %")
     axes.set_ylim(0, 105)
     axes.xaxis.set_major_locator(style.whole_numbers())
-    other = axes.twinx()
-    other.grid(visible=False)  # it has other ticks than the bars
-    other.spines["right"].set_visible(True)
-    other.plot(clients, tau.mean(axis=(0, 1)), "ko", markersize=3)
-    other.set_ylabel("mean local iterations τ (dots)")
-    other.set_ylim(bottom=0)
-    axes.set_title(f"DMS, {_DATA[cell.data]}, {cell.case}")
+    right = axes.twinx()
+    right.grid(visible=False)  # it has other ticks than the bars
+    right.spines["right"].set_visible(True)
+    right.plot(clients, tau.mean(axis=(0, 1)), "ko", markersize=3)
+    right.set_ylabel("mean local iterations τ (dots)")
+    right.set_ylim(bottom=0)
+    axes.set_title(f"DMS, {_DATA_NAMES[cell.data]}, {cell.case}")
     return style.save_both(figure, folder / f"{name}_{cell.config}")
 
 
 def write_target(
-    folder: pathlib.Path, target: str, results: Sequence[CellResult], device: str
+    folder: pathlib.Path, target: str, results: Mapping[str, CellResult], device: str
 ) -> list[pathlib.Path]:
-    """Write one table or figure of the paper; returns the paths of its files."""
-    if not results:
-        return []
+    """Write one table or figure of the cells that have results; returns the paths."""
+    cells = [results[n] for n in paper_results.TARGETS[target] if n in results]
     if target.startswith("table"):
-        rows = [cell_row(result) for result in results]
-        return write_tables(folder, target, rows, f"Device: {device}")
+        rows = [cell_row(result) for result in cells]
+        return write_tables(folder, target, rows, device) if rows else []
     plot = plot_cell_participation if target == "fig6" else plot_cell_curves
     paths = []
-    for result in results:
+    for result in cells:
         if result.history is not None:
             paths += plot(folder, target, result, result.history)
     return paths
@@ -181,7 +179,7 @@ def case_of(cell: paper_results.PaperCell) -> str:
     return cell.case.removeprefix("Case ")
 
 
-def wanted(
+def chosen_cells(
     targets: Sequence[str], data: Sequence[str], cases: Sequence[str] = ()
 ) -> list[str]:
     """Cells of these tables and figures, each once, in the tables' order.
@@ -201,101 +199,88 @@ def wanted(
     ]
 
 
-def make_parser(name: str, about: str | None, out: str) -> argparse.ArgumentParser:
+def make_parser(name: str, doc: str | None, out: str) -> argparse.ArgumentParser:
     """A parser with the arguments of cells: ``--data``, ``--intervals``, ``--idx``."""
-    parser = arguments.make_parser(name, about, 5, out)
+    parser = arguments.make_parser(name, doc, 5, out)
     arguments.add_settings(parser)
-    data = ", ".join(KNOWN)
-    text = f"only these data sets of {data}"
-    parser.add_argument(
-        "--data", nargs="+", default=[], choices=KNOWN, metavar="DATA", help=text
+    add = parser.add_argument
+    help_of_data = f"only these data sets of {', '.join(DATA)}"
+    add(
+        "--data", nargs="+", default=[], choices=DATA, metavar="DATA", help=help_of_data
     )
     text = "intervals of a run (default: as many as the paper)"
-    parser.add_argument("--intervals", type=int, default=0, help=text)
+    add("--intervals", type=arguments.at_least(0), default=0, help=text)
     text = "read a data set from a folder of IDX files: mnist=FOLDER"
-    options = {"nargs": "+", "default": [], "metavar": "DATA=FOLDER"}
-    parser.add_argument("--idx", help=text, **options)
+    add("--idx", nargs="+", default=[], metavar="DATA=FOLDER", help=text)
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser, texts: list[str]) -> argparse.Namespace:
     """The arguments of `make_parser`'s parser; ``idx`` as settings by data set."""
-    given = arguments.parse(parser, texts)
-    if given.intervals < 0:
-        parser.error("--intervals must be at least 0")
-    found = {}
-    for text in given.idx:
-        name, equals, folder = text.partition("=")
-        folder = str(pathlib.Path(folder).expanduser()) if folder else ""
-        if name not in KNOWN or not equals or not pathlib.Path(folder).is_dir():
+    flags, settings = arguments.parse(parser, texts), {}
+    for text in flags.idx:
+        name, _, folder = text.partition("=")
+        path = pathlib.Path(folder or "/no folder").expanduser()
+        if name not in DATA or not path.is_dir():
             parser.error(
                 f"--idx={text}: expected DATA=FOLDER, a folder of IDX files; DATA is "
-                f"one of {', '.join(KNOWN)}"
+                f"one of {', '.join(DATA)}"
             )
-        found[name] = {"data.name": "idx", "data.dir": folder}
-    given.idx = found
-    return given
+        settings[name] = {"data.name": "idx", "data.dir": str(path)}
+    flags.idx = settings
+    return flags
 
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
     targets = [*paper_results.TARGETS]
-    parser = make_parser("reproduce", __doc__, "runs/reproduce")
-    names = ", ".join([*targets, "all"])
-    parser.add_argument(
-        "target", nargs="+", choices=[*targets, "all"], metavar="TARGET", help=names
+    parser, names = (
+        make_parser("reproduce", __doc__, "runs/reproduce"),
+        [*targets, "all"],
     )
+    text = ", ".join(names)
+    parser.add_argument("target", nargs="+", choices=names, metavar="TARGET", help=text)
     cases = list(dict.fromkeys(map(case_of, paper_results.CELLS.values())))
-    about = f"only these cases of {', '.join(cases)}"
+    text = f"only these cases of {', '.join(cases)}"
     parser.add_argument(
-        "--case", nargs="+", default=[], choices=cases, metavar="CASE", help=about
+        "--case", nargs="+", default=[], choices=cases, metavar="CASE", help=text
     )
-    given = parsed(parser, texts)
-    if "all" in given.target:
-        given.target = targets
-    if not wanted(given.target, given.data, given.case):
-        fit = [name for name in targets if wanted([name], given.data, given.case)]
+    flags = parsed(parser, texts)
+    if "all" in flags.target:
+        flags.target = targets
+    if not chosen_cells(flags.target, flags.data, flags.case):
+        fit = [n for n in targets if chosen_cells([n], flags.data, flags.case)]
         parser.error(f"no cell of this --data and --case; see {', '.join(fit) or '-h'}")
-    return given
+    return flags
 
 
 def main(texts: list[str]) -> None:
-    """Run the cells, then write each table and figure."""
-    given = parse(texts)
+    """Run or reuse the cells; tables are written anew after each one, figures last."""
+    flags = parse(texts)
     devices.start(0)  # all devices; the first question to JAX would start it with one
-    given.out = files.check_workdir(given.out, "--out")
-    results = run_cells(given)
-    device = arguments.device_text()
-    if not any(result.best is not None for result in results.values()):
+    flags.out = files.check_workdir(flags.out, "--out")
+    names = chosen_cells(flags.target, flags.data, flags.case)
+    results: dict[str, CellResult] = {}
+    paths: list[pathlib.Path] = []
+    for number, name in enumerate(names, start=1):
+        seeds, is_last = arguments.seeds_text(flags.seeds), number == len(names)
+        print(f"{name}: {seeds}, cell {number} of {len(names)}", file=sys.stderr)
+        begun = time.perf_counter()
+        results[name] = run_cell(paper_results.CELLS[name], flags, sys.stderr)
+        print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        if all(result.best is None for result in results.values()):
+            continue
+        count = "" if is_last else f"; {number} of {len(names)} cells"
+        device = f"{arguments.device_text()}{count}"
+        for target in flags.target:
+            if is_last or target.startswith("table"):
+                paths += write_target(flags.out, target, results, device)
+    if not paths:
         reasons = dict.fromkeys(result.note for result in results.values())
         raise UserError(
-            f"{' '.join(given.target)}: nothing could be run ({'; '.join(reasons)}); "
+            f"{' '.join(flags.target)}: nothing could be run ({'; '.join(reasons)}); "
             "data can be prepared (--data_dir), given as IDX files (--idx mnist=FOLDER)"
             " or downloaded (--set data.download=True)"
         )
-    for target in given.target:
-        for path in write_target(given.out, target, _cells(target, results), device):
-            print(path)
-
-
-def _cells(target: str, results: dict[str, CellResult]) -> list[CellResult]:
-    """The results that a table or figure is made of, as far as there are any."""
-    return [results[n] for n in paper_results.TARGETS[target] if n in results]
-
-
-def run_cells(given: argparse.Namespace) -> dict[str, CellResult]:
-    """Run or reuse all cells; tables are written anew after each one."""
-    results: dict[str, CellResult] = {}
-    names = wanted(given.target, given.data, given.case)
-    for number, name in enumerate(names, start=1):
-        several = arguments.seeds_text(given.seeds)
-        print(f"{name}: {several}, cell {number} of {len(names)}", file=sys.stderr)
-        begun = time.perf_counter()
-        results[name] = run_cell(paper_results.CELLS[name], given, sys.stderr)
-        print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-        for target in given.target:
-            some = any(result.best is not None for result in results.values())
-            if target.startswith("table") and some and number < len(names):
-                device = f"{arguments.device_text()}; {number} of {len(names)} cells"
-                write_target(given.out, target, _cells(target, results), device)
-    return results
+    for path in dict.fromkeys(paths):
+        print(path)

@@ -15,39 +15,26 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import trees
 from tsfl_jax.types import ClientGradients, Numbers, UserError
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class BoundConstants(NamedTuple):
-    """The constants of Theorem 1's bound."""
+    """The constants of Theorem 1's bound, finite; after `inputs` of one JAX dtype."""
 
-    lr: Numbers  # [] η > 0
-    smoothness: Numbers  # [] L > 0
-    grad_sq_norm: Numbers  # [] G² ≥ 0, bound on E‖g‖²
-    weight_limit: Numbers  # [] θ ≥ 1, ρ_i ≤ θ/N
-    distance: Numbers  # [] ‖w⁰ − w*‖² ≥ 0
-    grad_variance: Numbers  # [N] σ_i² ≥ 0, of a mini-batch gradient
-    dissimilarity: Numbers  # [N] Γ_i = ‖w* − w_i*‖² ≥ 0
-
-
-class CheckedConstants(NamedTuple):
-    """`BoundConstants` after `inputs`: checked JAX arrays of one floating dtype."""
-
-    lr: Float[Array, ""]
-    smoothness: Float[Array, ""]
-    grad_sq_norm: Float[Array, ""]
-    weight_limit: Float[Array, ""]
-    distance: Float[Array, ""]
-    grad_variance: Float[Array, "N"]
-    dissimilarity: Float[Array, "N"]
+    lr: Any  # [] η > 0
+    smoothness: Any  # [] L > 0
+    grad_sq_norm: Any  # [] G² ≥ 0, bound on E‖g‖²
+    weight_limit: Any  # [] θ ≥ 1, ρ_i ≤ θ/N
+    distance: Any  # [] ‖w⁰ − w*‖² ≥ 0
+    grad_variance: Any  # [N] σ_i² ≥ 0, of a mini-batch gradient
+    dissimilarity: Any  # [N] Γ_i = ‖w* − w_i*‖² ≥ 0
 
 
 class Coefficients(NamedTuple):
@@ -102,10 +89,10 @@ def tightest_limit(
       num_clients: N.
       lr, smoothness: η and L, > 0.
     """
-    own = jnp.where(jnp.isinf(weight_limit), num_clients, weight_limit)
+    theta = jnp.where(jnp.isinf(weight_limit), num_clients, weight_limit)
     # Slightly more than needed, so that rounding does not give too small a θ.
     least = (1 / (lr * smoothness) - 1) * (1 + 8 * jnp.finfo(jnp.float32).eps)
-    return jnp.maximum(own, least)
+    return jnp.maximum(theta, least)
 
 
 def estimated(
@@ -144,60 +131,65 @@ def estimated(
     )
 
 
-_RANGES = {  # constant → whether a value is in range, and the range in words
+_RANGES = {  # constant, in order → whether a value is in range, and the range in words
     "lr": (lambda x: x > 0, "0 < η < ∞"),
     "smoothness": (lambda x: x > 0, "0 < L < ∞"),
     "grad_sq_norm": (lambda x: x >= 0, "0 ≤ G² < ∞"),
-    "weight_limit": (
-        lambda x: x >= 1,
-        "1 ≤ θ < ∞; without a limit, see tightest_limit",
-    ),
+    "weight_limit": (lambda x: x >= 1, "1 ≤ θ < ∞; without a limit: tightest_limit"),
     "distance": (lambda x: x >= 0, "0 ≤ ‖w⁰ − w*‖² < ∞"),
     "grad_variance": (lambda x: x >= 0, "0 ≤ σ_i² < ∞ per client"),
     "dissimilarity": (lambda x: x >= 0, "0 ≤ Γ_i < ∞ per client"),
 }
 
 
-def shape_of(name: str, value: Numbers, expected: str) -> tuple[int, ...]:
-    """Shape of an input; raises `UserError` if it has none, such as a ragged list."""
-    try:
-        return np.shape(value)
-    except ValueError:
-        raise UserError(f"{name} = {value!r}: expected {expected}") from None
-
-
 def check(
     name: str,
     value: Numbers,
-    shape: tuple[int, ...],
+    shape: tuple[int, ...] | range,
     valid: Callable[[np.ndarray], Any],
     expected: str,
     finite: bool = True,
-) -> None:
+) -> tuple[int, ...]:
     """Raise `UserError` for a wrong shape and, where it is known, a wrong value.
 
     Args:
       name: of the input, for the message.
       value: a tracer has its shape checked only.
-      shape: the only shape that is accepted.
+      shape: the only shape that is accepted; or how many axes are, none of them empty.
       valid: array → whether each entry is in range.
       expected: the range in words, for the message.
       finite: refuse infinite entries even if they are in range.
+
+    Returns:
+      The shape of the value.
     """
-    found = shape_of(name, value, expected)
-    if found != shape:
-        raise UserError(
-            f"{name} has shape {list(found)}: expected {list(shape)}, {expected}"
-        )
-    if not isinstance(value, Tracer):
-        known = np.asarray(jax.device_get(value))  # explicit: transfer guards allow it
-        good = np.zeros(shape, bool)
-        if known.dtype.kind not in "OUSc":  # objects, strings, complex numbers
-            good = valid(known) & (np.isfinite(known) if finite else True)
-        if not np.all(good):
-            at = np.unravel_index(np.argmin(good), shape)
-            index = f"[{', '.join(map(str, at))}]" if shape else ""
-            raise UserError(f"{name}{index} = {known[at]}: expected {expected}")
+    try:
+        actual = np.shape(value)
+        problem = f" has shape {list(actual)}"
+    except ValueError:
+        actual, problem = (0,), f" = {value!r}"  # a ragged list
+    is_range = isinstance(shape, range)
+    fits = len(actual) in shape and 0 not in actual if is_range else actual == shape
+    if not fits:
+        shapes = "" if is_range else f"{list(shape)}, "
+        raise UserError(f"{name}{problem}: expected {shapes}{expected}")
+    if isinstance(value, Tracer):
+        return actual
+    entries = np.asarray(jax.device_get(value))  # explicit: transfer guards allow it
+    in_range = np.zeros(actual, bool)
+    if entries.dtype.kind not in "OUSc":  # objects, strings, complex numbers
+        in_range = valid(entries) & (np.isfinite(entries) if finite else True)
+    if not np.all(in_range):
+        first = np.unravel_index(np.argmin(in_range), actual)
+        index = f"[{', '.join(map(str, first))}]" if actual else ""
+        raise UserError(f"{name}{index} = {entries[first]}: expected {expected}")
+    return actual
+
+
+def check_tau(tau: Numbers, axes: str, num_axes: range) -> tuple[int, ...]:
+    """The shape of τ; raises `UserError` unless it is finite, ≥ 0 and not empty."""
+    expected = f"{axes}, finite local iterations ≥ 0 (0 = absent)"
+    return check("tau", tau, num_axes, lambda x: x >= 0, expected)
 
 
 def check_constants(constants: BoundConstants, num_clients: int | None) -> None:
@@ -208,34 +200,26 @@ def check_constants(constants: BoundConstants, num_clients: int | None) -> None:
       num_clients: N; None: the two constants that are per client are not checked.
     """
     for name, (valid, expected) in _RANGES.items():
-        per_client = name in ("grad_variance", "dissimilarity")
-        if per_client and num_clients is None:
-            continue
-        shape = (num_clients,) if per_client and num_clients is not None else ()
-        check(f"constants.{name}", getattr(constants, name), shape, valid, expected)
+        shape: Any = (num_clients,) if expected.endswith("per client") else ()
+        if shape != (None,):
+            check(f"constants.{name}", getattr(constants, name), shape, valid, expected)
 
 
-def _in_range(constants: CheckedConstants) -> Bool[Array, ""]:
-    """Whether every constant is in its range, by value, while tracing, too."""
-    values = [(getattr(constants, name), valid) for name, (valid, _) in _RANGES.items()]
-    return jnp.stack([(valid(x) & jnp.isfinite(x)).all() for x, valid in values]).all()
-
-
-def nan_unless(good: Bool[Array, ""], found: Found) -> Found:
+def nan_unless(good: Bool[Array, ""], result: Result) -> Result:
     """Replace floating leaves by NaN and booleans by False unless `good`."""
 
-    def one(x: Array) -> Array:
+    def replaced(x: Array) -> Array:
         if x.dtype == bool:
             return x & good
         floating = jnp.issubdtype(x.dtype, jnp.floating)
         return jnp.where(good, x, jnp.nan) if floating else x
 
-    return jax.tree.map(one, found)
+    return jax.tree.map(replaced, result)
 
 
 def inputs(
     constants: BoundConstants, tau: Numbers, rho: Numbers | None = None
-) -> tuple[CheckedConstants, Float[Array, "T N"], Float[Array, "T N"], Bool[Array, ""]]:
+) -> tuple[BoundConstants, Float[Array, "T N"], Float[Array, "T N"], Bool[Array, ""]]:
     """Check the constants, τ and ρ, and convert them to one floating dtype.
 
     Args:
@@ -247,11 +231,7 @@ def inputs(
       The constants, then τ and ρ as ``[T, N]``, and whether all values are in their
       ranges, for `nan_unless`.
     """
-    expected = "finite local iterations ≥ 0, [N] or [T, N]"
-    shape = shape_of("tau", tau, expected)
-    if len(shape) not in (1, 2) or 0 in shape:
-        raise UserError(f"tau has shape {list(shape)}: expected {expected}")
-    check("tau", tau, shape, lambda x: x >= 0, expected)
+    shape = check_tau(tau, "[N] or [T, N]", range(1, 3))
     rho = tau if rho is None else rho
     check("rho", rho, shape, np.isfinite, "finite numbers, as many as τ has")
     check_constants(constants, shape[-1])
@@ -259,17 +239,21 @@ def inputs(
     arrays = [jnp.atleast_2d(jnp.asarray(x)) for x in (tau, rho)]
     dtype = jnp.result_type(float, *scalars, *arrays)
     tau, rho = (x.astype(dtype) for x in arrays)
-    known = CheckedConstants(*(x.astype(dtype) for x in scalars))
+    constants = BoundConstants(*(x.astype(dtype) for x in scalars))
     good = jnp.ones((), bool)
-    if any(isinstance(x, Tracer) for x in (*known, tau, rho)):
-        good = _in_range(known) & jnp.all((tau >= 0) & jnp.isfinite(tau))
+    if any(isinstance(x, Tracer) for x in (*constants, tau, rho)):
+        in_range = [
+            (valid(x) & jnp.isfinite(x)).all()
+            for x, (valid, _) in zip(constants, _RANGES.values(), strict=True)
+        ]
+        good = jnp.stack(in_range).all() & jnp.all((tau >= 0) & jnp.isfinite(tau))
         good &= jnp.isfinite(rho).all()
-    return known, tau, rho, good
+    return constants, tau, rho, good
 
 
 @trees.arithmetic()
 def coefficients(
-    constants: BoundConstants | CheckedConstants, most: Numbers, repaired: bool = False
+    constants: BoundConstants, most: Numbers, repaired: bool = False
 ) -> Coefficients:
     """A, B and C: equation (5).
 
@@ -281,10 +265,9 @@ def coefficients(
     Returns:
       `Coefficients`. B ≤ 0 ≤ A where ηL(1+θ) ≥ 1 (Definition 1.3), C = 0 if H ≤ 1.
     """
-    check_constants(BoundConstants(*constants), None)
+    check_constants(constants, None)
     check("most", most, (), lambda x: x >= 0, "0 ≤ H < ∞")
-    values: Any = constants[:4]
-    eta, L, square, theta = values
+    eta, L, square, theta = constants[:4]
     excess = eta * L * (1 + theta) - 1
     return Coefficients(
         A=jnp.asarray(2 * eta * L * excess + (1 if repaired else eta**2)),
@@ -296,15 +279,15 @@ def coefficients(
 def _terms(
     rho: Float[Array, "T N"],
     tau: Float[Array, "T N"],
-    known: CheckedConstants,
+    constants: BoundConstants,
     repaired: bool = False,
 ) -> tuple[Coefficients, Terms]:
     """Coefficients, and X, Y, Z, W of equation (3)."""
-    factors = coefficients(known, tau.max(), repaired)
-    N, variance, gamma = tau.shape[1], known.grad_variance, known.dissimilarity
+    factors = coefficients(constants, tau.max(), repaired)
+    N, variance, gamma = tau.shape[1], constants.grad_variance, constants.dissimilarity
     return factors, Terms(
         X=factors.C * (rho * tau**2).sum(),
-        Y=known.lr**2 * N * (variance * (rho**2 * tau).sum(0)).sum(),
+        Y=constants.lr**2 * N * (variance * (rho**2 * tau).sum(0)).sum(),
         Z=factors.A * (gamma * (rho * tau).sum(0)).sum(),
         W=1 + factors.B * (rho * tau).sum(),
     )
@@ -317,8 +300,8 @@ def theorem1_terms(rho: Numbers, tau: Numbers, constants: BoundConstants) -> Ter
     Args:
       rho, tau, constants: as in `theorem1_bound`.
     """
-    known, tau, rho, good = inputs(constants, tau, rho)
-    return nan_unless(good, _terms(rho, tau, known)[1])
+    constants, tau, rho, good = inputs(constants, tau, rho)
+    return nan_unless(good, _terms(rho, tau, constants)[1])
 
 
 @trees.arithmetic()
@@ -353,46 +336,20 @@ def theorem1_bound(
       bound is void. Elsewhere they are the values of (2), whether or not `limit_holds`,
       which is decided up to rounding.
     """
-    known, tau, rho, good = inputs(constants, tau, rho)
-    _, (X, Y, Z, W) = _terms(rho, tau, known, repaired)
+    constants, tau, rho, good = inputs(constants, tau, rho)
+    _, (X, Y, Z, W) = _terms(rho, tau, constants, repaired)
     slack = 1 + 8 * jnp.finfo(tau.dtype).eps
-    theta, N = known.weight_limit, tau.shape[1]
+    theta, N = constants.weight_limit, tau.shape[1]
     limit = jnp.all(rho <= slack * theta / N)
-    limit &= known.lr * known.smoothness * (1 + theta) * slack >= 1
+    limit &= constants.lr * constants.smoothness * (1 + theta) * slack >= 1
     positive = W > 0
     divisor = jnp.where(positive, W, 1.0)  # 1/0 of the other branch reaches gradients
     items = [
-        jnp.where(positive, x / divisor, jnp.inf) for x in (known.distance, X, Y, Z)
+        jnp.where(positive, x / divisor, jnp.inf) for x in (constants.distance, X, Y, Z)
     ]
     total = jnp.asarray(sum(items))
-    found = Bound._make([*items, total, W, limit, positive & limit])
-    return nan_unless(good, found)
-
-
-def so_far(
-    function: Callable[[Array, Array], Any],
-    rho: Num[ArrayLike, "T N"],
-    tau: Num[ArrayLike, "T N"],
-) -> Any:
-    """Evaluate ``function(rho, tau)`` on the first 1, 2, …, T intervals.
-
-    Later intervals are set to 0. The prefixes are evaluated sequentially, so that
-    memory does not grow with T.
-
-    Args:
-      function: of two arrays ``[T, N]``; returns any pytree of arrays.
-      rho, tau: ``[T, N]``.
-
-    Returns:
-      The pytree with a leading axis ``[T]``.
-    """
-    rho, tau = jnp.asarray(rho), jnp.asarray(tau)
-
-    def until(last: Array) -> Any:
-        past = (jnp.arange(len(tau)) <= last)[:, None]
-        return function(jnp.where(past, rho, 0), jnp.where(past, tau, 0))
-
-    return lax.map(until, jnp.arange(len(tau)))
+    bound = Bound._make([*items, total, W, limit, positive & limit])
+    return nan_unless(good, bound)
 
 
 @trees.arithmetic()
@@ -414,12 +371,12 @@ def printed_derivative(
     Returns:
       Like `rho`, without L².
     """
-    known, many, weights, good = inputs(constants, tau, rho)
-    (A, B, C), (X, Y, Z, W) = _terms(weights, many, known)
-    variance, gamma = known.grad_variance[None], known.dissimilarity[None]
-    linear = A * gamma * many + C * many**2
-    square = 2 * known.lr**2 * many.shape[1] * variance * weights * many
-    slope = W * (square + sign * linear) - B * many * (known.distance + X + Y + Z)
+    constants, tau, rhos, good = inputs(constants, tau, rho)
+    (A, B, C), (X, Y, Z, W) = _terms(rhos, tau, constants)
+    variance, gamma = constants.grad_variance[None], constants.dissimilarity[None]
+    linear = A * gamma * tau + C * tau**2
+    square = 2 * constants.lr**2 * tau.shape[1] * variance * rhos * tau
+    slope = W * (square + sign * linear) - B * tau * (constants.distance + X + Y + Z)
     return nan_unless(good, slope.reshape(np.shape(rho)))
 
 
@@ -455,26 +412,26 @@ def theorem4_bound(
     Returns:
       `GradientBound`, floating; inf, with gradient 0, where η ≥ 2ε/(V²L).
     """
-    check("num_intervals", num_intervals, (), lambda x: x >= 1, "1 ≤ T < ∞")
-    check("gap", gap, (), lambda x: x >= 0, "0 ≤ F(w⁰) − F(w*) < ∞")
     positive = {"lr": lr, "smoothness": smoothness, "epsilon": epsilon}
     positive["dissimilarity_sq"] = dissimilarity_sq
+    check("num_intervals", num_intervals, (), lambda x: x >= 1, "1 ≤ T < ∞")
+    check("gap", gap, (), lambda x: x >= 0, "0 ≤ F(w⁰) − F(w*) < ∞")
     for name, value in positive.items():
         check(name, value, (), lambda x: x > 0, "0 < x < ∞")
-    given = num_intervals, gap, lr, smoothness, epsilon, dissimilarity_sq
-    dtype = jnp.result_type(float, *given)
-    T, difference, eta, L, eps, V2 = (jnp.asarray(x, dtype) for x in given)
+    scalars = num_intervals, gap, *positive.values()
+    dtype = jnp.result_type(float, *scalars)
+    T, gap, eta, L, eps, V2 = (jnp.asarray(x, dtype) for x in scalars)
     below = 2 * eps - eta * L * V2
     valid = (below > 0) & (eta > 0)
-    quotient = 2 * difference / (T * jnp.where(valid, below, 1.0))
-    found = GradientBound(
+    quotient = 2 * gap / (T * jnp.where(valid, below, 1.0))
+    bound = GradientBound(
         printed=jnp.where(valid, eta * quotient, jnp.inf),
         derived=jnp.where(valid, quotient / jnp.where(valid, eta, 1.0), jnp.inf),
         valid=valid,
     )
     above_zero = jnp.stack([T, eta, L, eps, V2])
     good = jnp.isfinite(above_zero).all() & (above_zero > 0).all() & (T >= 1)
-    return nan_unless(good & (difference >= 0) & jnp.isfinite(difference), found)
+    return nan_unless(good & (gap >= 0) & jnp.isfinite(gap), bound)
 
 
 def heterogeneity_degree(tau: Numbers) -> float | np.ndarray | Array:
@@ -489,12 +446,8 @@ def heterogeneity_degree(tau: Numbers) -> float | np.ndarray | Array:
       ``[...]``, floating: a JAX array for a JAX array, else float64; a float for
       ``[N]``. 2.25 in Case 1, 1.25 in Case 2.
     """
-    expected = "[..., N] finite local iterations ≥ 0"
-    shape = shape_of("tau", tau, expected)
-    if not shape or 0 in shape:
-        raise UserError(f"tau has shape {list(shape)}: expected {expected}")
-    check("tau", tau, shape, lambda x: x >= 0, expected)
+    check_tau(tau, "[..., N]", range(1, 65))
     if isinstance(tau, jax.Array):
         return tau.var(axis=-1)
     degree = np.asarray(tau, np.float64).var(axis=-1)
-    return float(degree) if isinstance(degree, np.floating) else degree
+    return degree if degree.ndim else float(degree)

@@ -34,10 +34,10 @@ def convex_bound(
     Returns:
       The bound, floating; inf where ηL ≥ 2, NaN where a traced value is out of range.
     """
-    known, tau, rho, good = inputs(constants, tau, rho)
-    step = known.lr * known.smoothness
+    constants, tau, rho, good = inputs(constants, tau, rho)
+    step = constants.lr * constants.smoothness
     small = step < 2
     factor = step / jnp.where(small, 2 - step, 1.0)
-    drift = (known.dissimilarity * (rho * tau).sum(0)).sum()
-    found = jnp.where(small, known.distance + factor * drift, jnp.inf)
-    return nan_unless(good, found)
+    drift = (constants.dissimilarity * (rho * tau).sum(0)).sum()
+    bound = jnp.where(small, constants.distance + factor * drift, jnp.inf)
+    return nan_unless(good, bound)

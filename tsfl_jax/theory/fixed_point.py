@@ -20,13 +20,12 @@ from jaxtyping import Array, Bool, Float, Int
 from tsfl_jax import trees
 from tsfl_jax.theory.bounds import (
     BoundConstants,
-    CheckedConstants,
     check,
     coefficients,
     inputs,
     nan_unless,
 )
-from tsfl_jax.types import Numbers, UserError
+from tsfl_jax.types import Numbers
 
 # Starting points of the search, Σρτ in units of its value where W = 0.
 _OF_POLE = (0.5, 0.9, 1.1, 2.0, 8.0, -1.0, -8.0)
@@ -41,12 +40,12 @@ class FixedPoint(NamedTuple):
     converged: Bool[Array, ""]
 
 
-class _Problem(NamedTuple):
+class _Equation(NamedTuple):
     """What the right side of (4) depends on, apart from the weights."""
 
     tau: Float[Array, "T N"]
     kept: Bool[Array, "T N"]  # β
-    known: CheckedConstants
+    constants: BoundConstants
 
 
 def _sums(rho: Float[Array, "T N"], tau: Float[Array, "T N"]) -> Float[Array, "3"]:
@@ -55,14 +54,14 @@ def _sums(rho: Float[Array, "T N"], tau: Float[Array, "T N"]) -> Float[Array, "3
 
 
 def _right_side(
-    sums: Float[Array, "3"], problem: _Problem, share: float = 1.0
+    sums: Float[Array, "3"], problem: _Equation, share: float = 1.0
 ) -> Float[Array, "T N"]:
     """ρ of (4) from the three sums; `share` scales the term that contains them."""
-    tau, kept, known = problem
-    A, B, C = coefficients(known, tau.max())
-    gamma = known.dissimilarity[None]
-    twice = 2 * known.lr**2 * tau.shape[1] * known.grad_variance[None]
-    D = known.distance + twice / 2 * sums[1] + A * gamma * sums[0] + C * sums[2]
+    tau, kept, constants = problem
+    A, B, C = coefficients(constants, tau.max())
+    gamma = constants.dissimilarity[None]
+    twice = 2 * constants.lr**2 * tau.shape[1] * constants.grad_variance[None]
+    D = constants.distance + twice / 2 * sums[1] + A * gamma * sums[0] + C * sums[2]
     above = share * B * D / (1 + B * sums[0]) + A * gamma + C * tau
     return jnp.where(kept, above / jnp.where(kept, twice, 1.0), 0.0)
 
@@ -75,21 +74,20 @@ def _linear(matrix: Float[Array, "3 3"], right: Float[Array, "3"]) -> Float[Arra
 
 
 def _gap(
-    x: Float[Array, "3"], scale: Float[Array, "3"], problem: _Problem
+    x: Float[Array, "3"], scale: Float[Array, "3"], problem: _Equation
 ) -> Float[Array, "3"]:
     """The sums of the ρ that (4) gives for the sums x·scale, over scale, minus x."""
     return _sums(_right_side(x * scale, problem), problem.tau) / scale - x
 
 
-_SearchState = tuple[
-    Float[Array, "3"], Float[Array, ""], Int[Array, ""], Bool[Array, ""]
-]  # x, its error, steps taken, whether the last step was an improvement
+# x, its error, steps taken, whether the last step was an improvement
+_State = tuple[Float[Array, "3"], Float[Array, ""], Int[Array, ""], Bool[Array, ""]]
 
 
 def _search(
     x: Float[Array, "3"],
     scale: Float[Array, "3"],
-    problem: _Problem,
+    problem: _Equation,
     max_iterations: int,
 ) -> tuple[Float[Array, "3"], Float[Array, ""], Int[Array, ""]]:
     """Solve `_gap` = 0 by damped Newton steps, or fixed-point steps where better.
@@ -100,10 +98,10 @@ def _search(
     share = 0.5 ** jnp.arange(12, dtype=x.dtype)[:, None]
 
     def error(x: Float[Array, "3"]) -> Float[Array, ""]:
-        found = jnp.max(jnp.abs(_gap(x, scale, problem)) / (1 + jnp.abs(x)))
-        return jnp.where(jnp.isfinite(found), found, jnp.inf)
+        largest = jnp.max(jnp.abs(_gap(x, scale, problem)) / (1 + jnp.abs(x)))
+        return jnp.where(jnp.isfinite(largest), largest, jnp.inf)
 
-    def step(state: _SearchState) -> _SearchState:
+    def step(state: _State) -> _State:
         x, least, count, _ = state
         gap = _gap(x, scale, problem)
         newton = _linear(jax.jacfwd(_gap)(x, scale, problem), -gap)
@@ -114,15 +112,15 @@ def _search(
         x = jnp.where(better, points[best], x)
         return x, jnp.minimum(errors[best], least), count + 1, better
 
-    def unfinished(state: _SearchState) -> Bool[Array, ""]:
-        return state[3] & (state[1] > 0) & (state[2] < max_iterations)
-
-    start = (x, error(x), jnp.int32(0), jnp.bool_(True))
-    return lax.while_loop(unfinished, step, start)[:3]
+    return lax.while_loop(
+        lambda state: state[3] & (state[1] > 0) & (state[2] < max_iterations),
+        step,
+        (x, error(x), jnp.int32(0), jnp.bool_(True)),
+    )[:3]
 
 
 @functools.partial(jax.jit, static_argnums=1)  # not op by op
-def _solution(problem: _Problem, max_iterations: int) -> FixedPoint:
+def _solution(problem: _Equation, max_iterations: int) -> FixedPoint:
     """`theorem2_weights`, after its checks."""
     tau = problem.tau
     fixed = lax.stop_gradient(problem)  # a while loop has no reverse derivative
@@ -131,7 +129,7 @@ def _solution(problem: _Problem, max_iterations: int) -> FixedPoint:
     scale = jnp.where(scale > 0, scale, 1.0)
     # The right side has a pole at W = 0, which a search cannot cross. So further
     # searches start from Σρτ = −1/B times `_OF_POLE`, on both sides of it.
-    B = coefficients(fixed.known, tau.max()).B
+    B = coefficients(fixed.constants, tau.max()).B
     pole = -1 / jnp.where(B == 0, 1.0, B) / scale[0]
     x = jnp.tile((_sums(start, tau) / scale)[None], (len(_OF_POLE) + 1, 1))
     x = x.at[1:, 0].set(pole * jnp.asarray(_OF_POLE, x.dtype))
@@ -188,18 +186,16 @@ def theorem2_weights(
       a solution. Converged means a residual of at most eps^(2/3) of the dtype.
       Gradients are those of the solution, and meaningless where not converged.
     """
-    known, many, _, good = inputs(constants, tau)
+    constants, taus, _, good = inputs(constants, tau)
     shape = np.shape(tau)
     selected = np.ones(shape, bool) if selected is None else selected
     check("selected", selected, shape, np.isfinite, "booleans, as many as τ has")
     kept = jnp.atleast_2d(jnp.asarray(selected, bool))
-    if not any(isinstance(x, Tracer) for x in (kept, known.grad_variance)):
-        zero = jax.device_get(kept).any(0) & (jax.device_get(known.grad_variance) == 0)
-        if zero.any():
-            raise UserError(
-                f"constants.grad_variance[{zero.argmax()}] = 0: expected σ_i² > 0, as "
-                "(4) divides by it; or leave the client out with selected"
-            )
+    if not isinstance(kept, Tracer):
+        unused, variance = ~jax.device_get(kept).any(0), constants.grad_variance
+        expected = "σ_i² > 0, as (4) divides by it; or leave out the client (selected)"
+        name = "constants.grad_variance"
+        check(name, variance, variance.shape, lambda x: unused | (x > 0), expected)
 
-    found = _solution(_Problem(many, kept, known), max_iterations)
-    return nan_unless(good, found._replace(rho=found.rho.reshape(shape)))
+    solution = _solution(_Equation(taus, kept, constants), max_iterations)
+    return nan_unless(good, solution._replace(rho=solution.rho.reshape(shape)))

@@ -16,9 +16,8 @@ the global minimum, superlinearly. f − λW separates into one problem per inte
 min Σ_i ½a_i ρ_i² + b_i ρ_i, which `simplex.fill` solves in closed form. Only
 differences of b matter there, so only these are computed.
 
-All functions are pure and work under jit and vmap. Reverse-mode gradients raise an
-error (`lax.while_loop`). All raise `UserError` for a wrong shape and, except while
-tracing, a value out of its range. While tracing, such a value gives NaN, not `valid`.
+All functions work under jit and vmap, with inputs checked as in `bounds`. Reverse-mode
+gradients raise an error (`lax.while_loop`).
 """
 
 from typing import NamedTuple
@@ -32,12 +31,11 @@ from jaxtyping import Array, Bool, Float, Int
 from tsfl_jax import trees
 from tsfl_jax.theory.bounds import (
     BoundConstants,
-    CheckedConstants,
+    Coefficients,
     check,
     coefficients,
     inputs,
     nan_unless,
-    shape_of,
 )
 from tsfl_jax.theory.simplex import fill
 from tsfl_jax.types import Numbers
@@ -63,34 +61,37 @@ class _Problem(NamedTuple):
     tau: Float[Array, "T N"]  # 0 where absent
     curvature: Float[Array, "N"]  # 2η²Nσ_i²
     gamma: Float[Array, "N"]  # Γ_i
-    A: Float[Array, ""]
-    B: Float[Array, ""]
-    C: Float[Array, ""]
+    factors: Coefficients
     distance: Float[Array, ""]
     upper: Float[Array, "T"]  # u, or 1/M where M clients are too few for the limit
     scale: Float[Array, ""]  # power of two
 
 
-def _presence(present: Numbers | None, tau: Numbers) -> Bool[Array, "T N"]:
-    """Which clients are present, checked; None: all."""
-    expected = "booleans, like tau"
-    shape = shape_of("tau", tau, expected)
-    if present is None:
-        present = np.ones(shape, bool)
-    check("present", present, shape, np.isfinite, expected)
-    return jnp.atleast_2d(jnp.asarray(present, bool))
+def _checked(
+    tau: Numbers,
+    constants: BoundConstants,
+    present: Numbers | None,
+    limit: Numbers | None,
+    rho: Numbers | None = None,
+) -> tuple[Array, BoundConstants, Array, Array, Array, Array]:
+    """τ, the constants, who is present, the limit and ρ, and whether all are in range.
 
-
-def _limit(limit: Numbers | None, tau: Float[Array, "T N"]) -> Float[Array, ""]:
-    """The limit in τ's dtype, inf for none."""
+    Each as `_problem` takes it, without `present` and `limit` for all and inf.
+    """
+    constants, taus, rho, good = inputs(constants, tau, rho)
+    shape = np.shape(tau)
+    present = np.ones(shape, bool) if present is None else present
+    check("present", present, shape, np.isfinite, "booleans, like tau")
+    present = jnp.atleast_2d(jnp.asarray(present, bool))
     if limit is not None:
         check("limit", limit, (), lambda x: x >= 1, "1 ≤ θ < ∞, or None")
-    return jnp.asarray(jnp.inf if limit is None else limit, tau.dtype)
+    limit = jnp.asarray(jnp.inf if limit is None else limit, taus.dtype)
+    return taus, constants, present, limit, rho, good & (limit >= 1)
 
 
 def _problem(
     tau: Float[Array, "T N"],
-    constants: CheckedConstants,
+    constants: BoundConstants,
     present: Bool[Array, "T N"],
     limit: Float[Array, ""],
 ) -> _Problem:
@@ -104,7 +105,7 @@ def _problem(
     exponent = jnp.frexp(jnp.where(most > 0, most, 1))[1] - 1
     scale = jnp.ldexp(jnp.ones((), tau.dtype), exponent)
     constants = constants._replace(**{k: x / scale for k, x in squares.items()})
-    A, B, C = coefficients(constants, jnp.maximum(tau.max(), 1))
+    factors = coefficients(constants, jnp.maximum(tau.max(), 1))
     tau = jnp.where(present, tau, 0)
     upper = jnp.minimum(jnp.minimum(limit, constants.weight_limit) / size, 1)
     count = jnp.maximum((tau > 0).sum(1), 1).astype(tau.dtype)
@@ -112,9 +113,7 @@ def _problem(
         tau=tau,
         curvature=2 * constants.lr**2 * size * constants.grad_variance,
         gamma=constants.dissimilarity,
-        A=A,
-        B=B,
-        C=C,
+        factors=factors,
         distance=constants.distance,
         upper=jnp.where(count * upper <= 1 + 4 * eps, 1 / count, upper),
         scale=scale,
@@ -123,14 +122,15 @@ def _problem(
 
 def _denominator(problem: _Problem, rho: Float[Array, "T N"]) -> Float[Array, ""]:
     """W(ρ)."""
-    return 1 + problem.B * (rho * problem.tau).sum()
+    return 1 + problem.factors.B * (rho * problem.tau).sum()
 
 
 def _ratio(problem: _Problem, rho: Float[Array, "T N"]) -> Float[Array, ""]:
     """g(ρ) in units of `scale`, where W(ρ) > 0."""
-    half, linear = problem.curvature[None] / 2, problem.A * problem.gamma[None]
-    each = rho * problem.tau * (half * rho + linear + problem.C * problem.tau)
-    return (problem.distance + each.sum()) / _denominator(problem, rho)
+    (A, _, C), tau = problem.factors, problem.tau
+    half, linear = problem.curvature[None] / 2, A * problem.gamma[None]
+    items = rho * tau * (half * rho + linear + C * tau)
+    return (problem.distance + items.sum()) / _denominator(problem, rho)
 
 
 def _slopes(
@@ -144,13 +144,9 @@ def _slopes(
     Computed from differences of τ and Γ: where b_i and b_p are large and nearly equal,
     their own rounding would exceed the curvature η²Nσ².
     """
-    gamma, apart = problem.gamma, tau - tau[pivot]
-    of_gamma = problem.A * tau * (gamma - gamma[pivot])
-    of_tau = (
-        problem.A * gamma[pivot],
-        problem.C * (tau + tau[pivot]),
-        -ratio * problem.B,
-    )
+    (A, B, C), gamma, apart = problem.factors, problem.gamma, tau - tau[pivot]
+    of_gamma = A * tau * (gamma - gamma[pivot])
+    of_tau = A * gamma[pivot], C * (tau + tau[pivot]), -ratio * B
     size = jnp.abs(apart) * sum(map(jnp.abs, of_tau)) + jnp.abs(of_gamma)
     return apart * sum(of_tau) + of_gamma, size
 
@@ -197,21 +193,11 @@ def _residual(problem: _Problem, rho: Float[Array, "T N"]) -> Float[Array, ""]:
     return jnp.where(_denominator(problem, rho) > 0, worst, jnp.inf)
 
 
-@jax.jit
-def _certify(
-    rho: Float[Array, "T N"],
-    tau: Float[Array, "T N"],
-    constants: CheckedConstants,
-    present: Bool[Array, "T N"],
-    limit: Float[Array, ""],
-) -> Float[Array, ""]:
-    """`kkt_residual`, after its checks."""
-    return _residual(_problem(tau, constants, present, limit), rho)
+# `kkt_residual`, after its checks
+_certify = jax.jit(lambda rho, *inputs: _residual(_problem(*inputs), rho))
 
-
-_DinkelbachState = tuple[
-    Float[Array, "T N"], Float[Array, ""], Bool[Array, ""], Int[Array, ""]
-]  # ρ, the least g so far, whether the last step reduced it, steps taken
+# ρ, the least g so far, whether the last step reduced it, steps taken
+_State = tuple[Float[Array, "T N"], Float[Array, ""], Bool[Array, ""], Int[Array, ""]]
 
 
 def _dinkelbach(
@@ -219,7 +205,7 @@ def _dinkelbach(
 ) -> tuple[Float[Array, "T N"], Int[Array, ""]]:
     """Iterate λ ← g(ρ), ρ ← argmin f − λW until g no longer falls; ρ and the steps."""
 
-    def step(state: _DinkelbachState) -> _DinkelbachState:
+    def step(state: _State) -> _State:
         rho, ratio, _, count = state
         new = _best_for(problem, ratio)
         usable = _denominator(problem, new) > 0  # always, except for rounding
@@ -229,35 +215,34 @@ def _dinkelbach(
         rho = jnp.where(usable, new, rho)
         return rho, jnp.minimum(reached, ratio), reached < ratio, count + 1
 
-    def unfinished(state: _DinkelbachState) -> Bool[Array, ""]:
-        return state[2] & (state[3] < MOST_ITERATIONS)
-
     ratio = jnp.where(valid, _ratio(problem, start), 0)
-    state = (start, ratio, valid, jnp.zeros((), jnp.int32))
-    rho, _, _, iterations = lax.while_loop(unfinished, step, state)
+    rho, _, _, iterations = lax.while_loop(
+        lambda state: state[2] & (state[3] < MOST_ITERATIONS),
+        step,
+        (start, ratio, valid, jnp.zeros((), jnp.int32)),
+    )
     return rho, iterations
 
 
 @jax.jit
 def _minimize(
     tau: Float[Array, "T N"],
-    constants: CheckedConstants,
+    constants: BoundConstants,
     present: Bool[Array, "T N"],
     limit: Float[Array, ""],
 ) -> Minimum:
     """`bound_optimal_weights`, after its checks."""
     problem = _problem(tau, constants, present, limit)
-    only_w = problem._replace(
-        curvature=jnp.zeros_like(problem.curvature),
-        A=jnp.zeros_like(problem.A),
-        C=jnp.zeros_like(problem.C),
-    )
+    A, B, C = problem.factors
+    without_f = Coefficients(jnp.zeros_like(A), B, jnp.zeros_like(C))
+    flat = jnp.zeros_like(problem.curvature)
+    only_w = problem._replace(curvature=flat, factors=without_f)
     start = _best_for(only_w, jnp.ones((), tau.dtype))  # the largest W there is
     valid = _denominator(problem, start) > 0
 
     rho, iterations = _dinkelbach(problem, start, valid)
-    here = problem.tau > 0
-    equal = here / jnp.maximum(here.sum(1, keepdims=True), 1).astype(tau.dtype)
+    works = problem.tau > 0
+    equal = works / jnp.maximum(works.sum(1, keepdims=True), 1).astype(tau.dtype)
     rho = jnp.where(valid, rho, equal)
     residual = jnp.where(valid, _residual(problem, rho), jnp.inf)
     value = jnp.where(valid, _ratio(problem, rho) * problem.scale, jnp.inf)
@@ -294,9 +279,10 @@ def kkt_residual(
       terms of v can make there (what all clients have in common does not matter as
       Σρ = 1). Of feasibility: |Σρ − 1|, and ρ beyond its limits. inf where W(ρ) ≤ 0.
     """
-    known, many, weights, good = inputs(constants, tau, rho)
-    here, most = _presence(present, tau), _limit(limit, many)
-    return nan_unless(good & (most >= 1), _certify(weights, many, known, here, most))
+    tau, constants, present, limit, rho, good = _checked(
+        tau, constants, present, limit, rho
+    )
+    return nan_unless(good, _certify(rho, tau, constants, present, limit))
 
 
 @trees.arithmetic()
@@ -327,8 +313,6 @@ def bound_optimal_weights(
       (up to rounding) they are 1/M, the only choice. If W ≤ 0 for all weights, the
       bound is void: `valid` False, `value` inf, ρ = 1/M for each of the M present.
     """
-    known, many, _, good = inputs(constants, tau)
-    here, most = _presence(present, tau), _limit(limit, many)
-    found = _minimize(many, known, here, most)
-    found = found._replace(rho=found.rho.reshape(np.shape(tau)))
-    return nan_unless(good & (most >= 1), found)
+    taus, constants, present, limit, _, good = _checked(tau, constants, present, limit)
+    result = _minimize(taus, constants, present, limit)
+    return nan_unless(good, result._replace(rho=result.rho.reshape(np.shape(tau))))

@@ -16,20 +16,10 @@ grow or becomes full. Bisection over these, which computes Σρ anew each time, 
 them. Then the level has a closed form. O(N log N) time, O(N) memory.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
-
-
-class _Division(NamedTuple):
-    """Where the entries are at the level at which Σρ = 1."""
-
-    free: Bool[Array, "N"]  # 0 < ρ < u, or one of the jumping entries that share
-    full: Bool[Array, "N"]  # ρ = u
-    jumps: Bool[Array, "N"]  # from 0 to u at one level
 
 
 def _divide(
@@ -37,8 +27,13 @@ def _divide(
     b: Float[Array, "N"],
     inside: Bool[Array, "N"],
     upper: Float[Array, ""],
-) -> _Division:
-    """Find the entries that determine the level, by bisection."""
+) -> tuple[Bool[Array, "N"], Bool[Array, "N"], Bool[Array, "N"]]:
+    """Where the entries are at the level at which Σρ = 1, by bisection.
+
+    Returns:
+      Where 0 < ρ < u, or one of the jumping entries that share; where ρ = u; and which
+      entries jump from 0 to u at one level.
+    """
     full = b + a * upper
     jumps = full <= b
     levels = jnp.concatenate([b, full])
@@ -72,7 +67,7 @@ def _divide(
     jumping &= total(high, b < high) < 1  # else Σρ = 1 is reached before they jump
     low = jnp.where(jumping.any(), high, low)  # then the level is this one
     free = inside & jnp.where(jumps, jumping, (b < high) & (full > low))
-    return _Division(free, inside & ~free & (full <= low), jumps)
+    return free, inside & ~free & (full <= low), jumps
 
 
 def fill(
@@ -105,8 +100,8 @@ def fill(
     rho = jnp.where(growing, (b[least] - b) / jnp.where(growing, a, 1), 0)
     share = jnp.where(a == a[least], 1, a[least] / jnp.where(a > 0, a, 1))
     share = jnp.where(free, share, 0)
-    rest = 1 - above.sum() * upper - rho.sum()
-    rho = jnp.clip(rho + share / jnp.maximum(share.sum(), 1) * rest, 0, upper)
+    missing = 1 - above.sum() * upper - rho.sum()
+    rho = jnp.clip(rho + share / jnp.maximum(share.sum(), 1) * missing, 0, upper)
     rho = jnp.where(free, rho, jnp.where(above, upper, 0))
     # Where all entries must be full, u = 1/M.
     count = jnp.maximum(inside.sum(), 1).astype(a.dtype)

@@ -7,15 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tsfl_jax.components import Part
-from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
-from tsfl_jax.timeline.caching import cached
+from tsfl_jax.timeline.asynchronous import afl, fedbuff, hysync, tsfl
 from tsfl_jax.timeline.fleet import Seconds
-from tsfl_jax.timeline.semi_async import safa
+from tsfl_jax.timeline.semi_async import cached, safa, ttfed
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, sfl
 from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.timeline.trace import Simulation
-from tsfl_jax.timeline.triggered import ttfed
-from tsfl_jax.timeline.windowed import hysync
 
 # Arguments of a framework whose settings have other names.
 _NAMES = {
@@ -48,8 +45,8 @@ class Framework(NamedTuple):
     @property
     def reads(self) -> tuple[str, ...]:
         """Those of ``timeline`` and ``cohort``; all frameworks read the others."""
-        own = (name for name in self.settings if name.startswith("timeline."))
-        return (*own, *self.cohorts)
+        timeline = (name for name in self.settings if name.startswith("timeline."))
+        return (*timeline, *self.cohorts)
 
 
 # Without a framework: τ by cases.

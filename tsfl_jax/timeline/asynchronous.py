@@ -1,5 +1,5 @@
-"""Frameworks without rounds: an update follows from arrivals (afl, fedbuff), or from
-the clock (tsfl).
+"""Frameworks without rounds: an update follows from arrivals (afl, fedbuff, hysync), or
+from the clock (tsfl).
 """
 
 import bisect
@@ -10,26 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
 
-from tsfl_jax.timeline import ticks
-from tsfl_jax.timeline.cohort import (
-    NOBODY,
-    Cohorts,
-    all_of,
-    ask,
-    asked,
-    given,
-    next_start,
-)
-from tsfl_jax.timeline.fleet import (
-    ExactFleet,
-    Fleet,
-    exact,
-    finish,
-    latest_start,
-    online_in,
-)
+from tsfl_jax.timeline import cohort, ticks, trace
+from tsfl_jax.timeline import fleet as fleets
+from tsfl_jax.timeline.cohort import Cohorts
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import (
@@ -38,7 +23,6 @@ from tsfl_jax.timeline.trace import (
     OPEN,
     Simulation,
     Task,
-    Trace,
     Update,
     begin,
     make_simulation,
@@ -89,7 +73,7 @@ def fedbuff(
     Source: J. Nguyen et al., "Federated Learning with Buffered Asynchronous
     Aggregation", AISTATS 2022.
     """
-    cohorts, end = given(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
     check("timeline.buffer", buffer, cohorts.fleet.clients, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
@@ -103,33 +87,75 @@ def fedbuff(
             arrived.clear()
         return [task.client], None
 
-    begun = run_arrivals(cohorts, end, iterations, updates, ended)
+    begun = _run_arrivals(cohorts, end, iterations, updates, ended)
     return make_simulation(updates, begun, buffer, cohorts.everyone, end, iterations)
+
+
+def hysync(
+    fleet: Fleet | Cohorts, *, horizon: float, iterations: int, window: float
+) -> Simulation:
+    """Simulate HySync: an update is made a window after the first arrival.
+
+    Who arrives in the window, at its end too, waits for the update and then downloads
+    the new model; the others go on, one version older. A lost upload opens no window,
+    and its client begins anew at once. A window of 0 merges what arrives at the same
+    moment; one as long as the slowest task is conventional SFL with a pause.
+
+    The source's abstract says that no selected client is waited for, and that highly
+    concurrent updates are merged, which keeps staleness down; no more could be found of
+    it. The reading here: the first arrival opens a window of fixed length, and at its
+    end all that have arrived are aggregated and go on with the new model.
+
+    Args:
+      fleet, horizon, iterations: as in `afl`.
+      window: seconds ≥ 0.
+
+    Returns:
+      A `Simulation`; K is the most deliveries of an update.
+
+    Raises: as `afl`.
+
+    Source: G. Shi, L. Li, J. Wang, W. Chen, K. Ye, C. Xu, "HySync: Hybrid Federated
+    Learning with Effective Synchronization", HPCC 2020.
+    """
+    check("timeline.window", window)
+    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
+    length = ticks.of(window)
+    updates: list[Update] = []
+    waiting: list[Task] = []
+
+    def ended(now: Ticks, task: Task | None) -> Ended:
+        if task is None:  # the end of the window
+            trace.add_round(updates, waiting, now)
+            free = [task.client for task in waiting]
+            waiting.clear()
+            return free, None
+        if task.lost:
+            return [task.client], None
+        waiting.append(task)
+        return [], now + length if len(waiting) == 1 else None
+
+    begun = _run_arrivals(cohorts, end, iterations, updates, ended)
+    return make_simulation(updates, begun, 0, cohorts.everyone, end, iterations)
 
 
 # Clients that are free now, and a time to look at what has arrived, or None.
 Ended = tuple[list[int], Ticks | None]
 
 
-def run_arrivals(
+def _run_arrivals(
     cohorts: Cohorts,
     end: Ticks,
     iterations: int,
     updates: Sequence[Update],
     ended: Callable[[Ticks, Task | None], Ended],
 ) -> list[Task]:
-    """Run clients one after another's arrival, each of which another task follows.
-
-    Args:
-      cohorts, end, iterations: as of `given`.
-      updates: made so far; their number is the version that is downloaded.
-      ended: told the ticks and the task that arrives then, or None at a time that it
-        asked for, after all that arrives at that moment; it may add an update.
-
-    Returns:
-      All tasks that began.
-    """
-    clients, following = cohorts.fleet, _following(cohorts)
+    """Run clients one after another's arrival; all tasks that began."""
+    # `ended` is told what arrives, or None at a time that it asked for, after all that
+    # arrives at that moment, and may add an update.
+    everyone = cohorts.everyone
+    following = _the_same(everyone) if everyone else _drawn(cohorts)
+    clients = cohorts.fleet
     look, begun = clients.clients, []
     # A client is in here once: with the task it will deliver, or with the number of
     # that which it will download. Ties go to the smaller id. −1: to look for clients;
@@ -137,20 +163,20 @@ def run_arrivals(
     events: list[tuple[Ticks, int, Task | int]] = [(0, -1, 0)]
     busy: set[int] = set()
     while events and events[0][0] <= end:
-        now, i, done = heapq.heappop(events)
-        if 0 <= i < look and isinstance(done, int):
+        now, i, task = heapq.heappop(events)
+        if 0 <= i < look and isinstance(task, int):
             new = {"version": len(updates), "now": now, "iterations": iterations}
-            begun.append(begin(clients, i, done, **new))
+            begun.append(begin(clients, i, task, **new))
             heapq.heappush(events, (begun[-1].arrival, i, begun[-1]))
             continue
         free = [i]
         if i >= 0:
-            free, later = ended(now, done if isinstance(done, Task) else None)
+            free, later = ended(now, task if isinstance(task, Task) else None)
             if later is not None:
                 heapq.heappush(events, (later, look, 0))
         busy -= {*free}
-        for who in free:
-            for start, client, number in following(now, who, busy):
+        for finished in free:
+            for start, client, number in following(now, finished, busy):
                 heapq.heappush(events, (start, client, number))
                 busy |= {client} - {-1}
     return begun
@@ -159,12 +185,6 @@ def run_arrivals(
 # (ticks, who has delivered or −1, those at work) -> (when, who follows, number of its
 # task); −1: look again then.
 _Following = Callable[[Ticks, int, set[int]], list[tuple[Ticks, int, int]]]
-
-
-def _following(cohorts: Cohorts) -> _Following:
-    """Who begins after a delivery: the same client, or of cohorts one that is drawn."""
-    everyone = cohorts.everyone
-    return _the_same(everyone) if everyone else _drawn(cohorts)
 
 
 def _the_same(fleet: ExactFleet) -> _Following:
@@ -190,9 +210,9 @@ def _drawn(cohorts: Cohorts) -> _Following:
     line: collections.deque[tuple[int, int]] = collections.deque()
 
     def draw(now: Ticks, busy: set[int]) -> None:
-        known = np.array(sorted(busy), np.int64) if alone else NOBODY
+        away = np.array(sorted(busy), np.int64) if alone else cohort.NOBODY
         for number in itertools.islice(numbers, 1 if alone else _AT_ONCE):
-            ids = asked(cohorts, number, now, size=1, busy=known)
+            ids = cohort.draw_cohort(cohorts, number, now, size=1, busy=away)
             line.extend((i, number) for i in ids.tolist())
         cohorts.fleet.need([i for i, _ in line])
 
@@ -200,23 +220,23 @@ def _drawn(cohorts: Cohorts) -> _Following:
         now: Ticks, client: int, busy: set[int]
     ) -> list[tuple[Ticks, int, int]]:
         del client
-        found, there = [], set(busy)
+        starts, at_work = [], set(busy)
         for _ in range(cohorts.patience):
-            if len(there) == cohorts.size:
+            if len(at_work) == cohorts.size:
                 break
             if not line:
-                draw(now, there)
+                draw(now, at_work)
             if not line and alone:  # nobody who could be asked
                 break
             i, number = line.popleft() if line else (-1, 0)
-            if i < 0 or i in there:
+            if i < 0 or i in at_work:
                 continue
             if (start := finish(cohorts.fleet, i, now, 0)) < math.inf:
-                found.append((start, i, number))
-                there.add(i)
-        if online and len(there) < cohorts.size:
-            found.append((next_start(cohorts.online, now), -1, 0))
-        return found
+                starts.append((start, i, number))
+                at_work.add(i)
+        if online and len(at_work) < cohorts.size:
+            starts.append((cohort.next_start(cohorts.online, now), -1, 0))
+        return starts
 
     return following
 
@@ -255,120 +275,69 @@ def tsfl(
     cohorts = fleet
     if not isinstance(cohorts, Cohorts):
         check("num_clients", len(cohorts.iteration))
-        cohorts = all_of(exact(cohorts))
-    clients, width = cohorts.fleet, cohorts.size
-    client, start = np.full((T, width), -1, np.int32), np.full((T, width), math.nan)
-    done, spent = collections.Counter[int](), dict[int, int]()
-    places: dict[tuple[int, int], Task] = {}
+        cohorts = cohort.all_of(fleets.exact(cohorts))
+    clients, counted = cohorts.fleet, list[Update]()
+    counts, spent = collections.Counter[int](), dict[int, int]()
+    tasks: dict[tuple[int, int], Task] = {}
     for t in range(T):
-        for k, i in enumerate(ask(cohorts, t, t * length)):
-            client[t, k] = i
-            start[t, k] = ticks.seconds(finish(clients, i, t * length, 0))
+        counted.append(Update((t + 1) * length, []))
+        for i in cohort.ask(cohorts, t, t * length):
             # Those of a cohort do not depend on when a client was asked before.
-            first = done[i] if cohorts.crowd is None else t * _APART
-            before = first, spent.get(i, 0)
-            task, left = _interval(clients, i, t, t * length, length, *before)
-            if task is not None:
-                places[t, k] = task
-                done[i] += task.iterations
+            first = counts[i] if cohorts.crowd is None else t * _APART
+            task, left = _interval(clients, i, t, length, first, spent.get(i, 0))
+            if task.fills:
+                tasks[i, t] = task
+                counts[i] += task.iterations
                 spent[i] = left if carry else 0
-    if not any(task.fate == COUNTED for task in places.values()):
-        raise _nothing(clients, T, interval, client)
-    tasks = {(task.client, task.number): task for task in places.values()}
-    trace = _trace_of(client, start, places, interval)
-    return Simulation(trace, [tasks[name] for name in sorted(tasks)])
+            if task.fate != COUNTED:
+                task = task._replace(iterations=0, arrival=math.nan)
+            counted[t].tasks.append(task)
+    if not any(task.fate == COUNTED for task in tasks.values()):
+        clients_asked = {task.client for update in counted for task in update.tasks}
+        raise _nothing(clients, T, interval, clients_asked)
+    rows = trace.trace_of(counted, cohorts.size)
+    return Simulation(rows, [trace.in_seconds(tasks[name]) for name in sorted(tasks)])
 
 
 _APART = 97  # iterations between those of an interval and of the next
 
 
-def _trace_of(
-    client: Int[np.ndarray, "T K"],
-    start: Float[np.ndarray, "T K"],
-    tasks: dict[tuple[int, int], Task],
-    interval: float,
-) -> Trace:
-    """The trace of T-SFL; tasks by interval and column."""
-    T, time = len(client), ticks.multiples(len(client), interval)
-    number = np.indices(client.shape, np.int32)[0]
-    iterations = np.zeros(client.shape, np.int32)
-    arrival = np.full(client.shape, math.nan)
-    for place, task in tasks.items():
-        if task.fate == COUNTED:
-            iterations[place], arrival[place] = task.iterations, task.arrival
-    return Trace(
-        time=time,
-        client=client,
-        version=number,
-        iterations=iterations,
-        task=number.copy(),
-        start=np.where(start < time[:, None], start, math.nan),
-        arrival=arrival,
-        group=np.zeros(T, np.int32),
-    )
-
-
 def _interval(
-    fleet: ExactFleet,
-    client: int,
-    number: int,
-    start: Ticks,
-    length: Ticks,
-    done: int,
-    spent: int,
-) -> tuple[Task | None, int]:
-    """What a client does in an interval, if anything, and the ticks left."""
+    fleet: ExactFleet, client: int, number: int, length: Ticks, first: int, spent: int
+) -> tuple[Task, int]:
+    """What a client does in an interval, which it fills or not, and the ticks left."""
     k, times = number % fleet.draws, fleet.of(client)
-    windows = online_in(fleet, client, start, start + length)
+    end = (number + 1) * length
+    windows = fleets.online_in(fleet, client, end - length, end)
+    start = windows[0][0] if windows else math.nan
+    task = Task(math.nan, client, number, number, 0, start, False, end, first)
     upload = times.upload.item(k)
     budget = sum([b - a for a, b in windows]) - times.download.item(k) - upload
     if budget <= 0:
-        return None, 0
-    count, left = fitting(times.work.tolist(), done, budget + spent)
-    ready = windows[-1][1]
+        return task, 0
+    count, left = _fitting(times.work.tolist(), first, budget + spent)
+    arrival, lost = windows[-1][1], times.lost.item(k)
     if not count:  # there is nothing to upload
-        ready = latest_start(fleet, client, ready, upload)
-    lost, arrival = times.lost.item(k), ticks.seconds(ready)
-    task = Task(
-        arrival=arrival,
-        client=client,
-        number=number,
-        version=number,
-        iterations=count,
-        start=ticks.seconds(windows[0][0]),
-        lost=lost,
-        stop=arrival,
-        first=done,
-        spent=ticks.seconds(spent),
-        fills=True,
-        until=ticks.seconds(start + length),
-        fate=(LOST if lost else COUNTED) if count else OPEN,
-    )
-    return task, left
+        arrival = fleets.latest_start(fleet, client, arrival, upload)
+    fate = (LOST if lost else COUNTED) if count else OPEN
+    task = task._replace(arrival=arrival, iterations=count, lost=lost, stop=arrival)
+    return task._replace(spent=spent, fills=True, until=end, fate=fate), left
 
 
-def fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
-    """Iterations from the first on that fit into the budget, and the ticks left.
-
-    Args:
-      work: of a client, see `fleet.ClientTimes`.
-      first: number of an iteration.
-      budget: ticks ≥ 0.
-    """
+def _fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
+    """Iterations from the first on that fit into the budget, and the ticks left."""
     J = len(work) - 1
-    cycles, rest = divmod(budget + work[first % J], work[J])
-    place = bisect.bisect_right(work, rest) - 1
-    return cycles * J + place - first % J, rest - work[place]
+    cycles, left = divmod(budget + work[first % J], work[J])
+    place = bisect.bisect_right(work, left) - 1
+    return cycles * J + place - first % J, left - work[place]
 
 
 def _nothing(
-    fleet: ExactFleet,
-    num_intervals: int,
-    interval: float,
-    client: Int[np.ndarray, "T K"],
+    fleet: ExactFleet, num_intervals: int, interval: float, clients: set[int]
 ) -> UserError:
-    several = map(fleet.of, np.unique(client[client >= 0]).tolist())
-    first = [c.work.item(1) + c.download.item(0) + c.upload.item(0) for c in several]
+    """What to say where no client delivers anything."""
+    times = map(fleet.of, clients)
+    first = [c.work.item(1) + c.download.item(0) + c.upload.item(0) for c in times]
     seconds = ticks.seconds(min(first, default=math.inf))
     return UserError(
         f"--config.schedule.interval_seconds={interval:g}: no client delivers anything "

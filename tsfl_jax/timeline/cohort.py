@@ -19,11 +19,10 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.timeline import crowd as crowds
-from tsfl_jax.timeline import feedback, ticks
+from tsfl_jax.timeline import feedback, ticks, trace
 from tsfl_jax.timeline.crowd import Crowd
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet
 from tsfl_jax.timeline.ticks import Ticks
-from tsfl_jax.timeline.trace import end_of, in_ticks
 from tsfl_jax.types import UserError, user_code
 
 Ids = Int[np.ndarray, " K"]
@@ -76,8 +75,9 @@ def by_size(draw: Draw) -> Ids:
 
 def by_size_once(draw: Draw) -> Ids:
     """One after another in proportion to |D_i|, each at most once; O(n) memory."""
-    held = np.diff(draw.edges(), prepend=0)
-    return draw.rng.choice(len(held), draw.size, replace=False, p=held / held.sum())
+    num_samples = np.diff(draw.edges(), prepend=0)
+    chance = num_samples / num_samples.sum()
+    return draw.rng.choice(len(chance), draw.size, replace=False, p=chance)
 
 
 def round_robin(draw: Draw) -> Ids:
@@ -139,8 +139,7 @@ SAMPLERS = {
 CHOOSING = {
     "power_of_choice": Sampler(by_size_once, reads=("cohort.candidates",)),
     "oort": Sampler(
-        uniform,
-        reads=("cohort.candidates", "cohort.preferred", "cohort.penalty"),
+        uniform, reads=("cohort.candidates", "cohort.preferred", "cohort.penalty")
     ),
 }
 WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
@@ -152,12 +151,12 @@ _ASKED = "size", ()  # what is read only where some are asked
 class CohortConfig:
     """Which clients are asked in each interval or round."""
 
-    size: int = setting(0, "K, clients asked at a time; 0: all", low=0, static=True)
+    size: int = setting(0, "K, clients asked at a time; 0: all", low=0)
     sampler: str = setting(
         "uniform", "how they are drawn", (*SAMPLERS, *CHOOSING), used_by=_ASKED
     )
     candidates: int = setting(
-        0, "d, of whom K are chosen while training; 0: all clients", low=0, static=True
+        0, "d, of whom K are chosen while training; 0: all clients", low=0
     )
     preferred: float = setting(
         100.0, "T, a percentile of the candidates' steps; 100: none", above=0, high=100
@@ -197,24 +196,26 @@ class CohortConfig:
     def check(self, config: Any, rule: Any) -> None:
         """Refuse what knows no cohorts, or none that are chosen while training."""
         del rule
-        if self.choice is not None:
-            feedback.check(config, self.choice)
-        framework, all_needed = config.timeline.framework, "it is drawn for all clients"
-        for name, where, why in (
-            ("schedule.kind=trace", "none", "a trace says itself who is there"),
-            ("cohort.sampler=online", "none", "without a framework is no clock"),
-            ("timeline.carry=True", "tsfl", "the next interval asks others"),
-            ("timeline.copula", framework, all_needed),
-            *((f"partition.{n}", framework, all_needed) for n in SKEWS),
+        framework, kind = config.timeline.framework, config.schedule.kind
+        chooses = self.choice is not None and f"{self.sampler} chooses while training"
+        no_clock = framework == "none" and "without a framework is no clock"
+        for_all = "it is drawn for all clients"
+        for path, is_in_conflict, reason in (
+            ("timeline.framework", framework != "none", chooses),
+            ("cohort.weighting", self.weighting != "ratio", chooses),
+            ("schedule.upload_above", config.schedule.upload_above, chooses),
+            ("cohort.sampler", self.sampler == "online", no_clock),
+            ("schedule.kind", framework == "none" and kind == "trace", for_all),
+            ("timeline.carry", config.timeline.carry, "the next interval asks others"),
+            ("timeline.copula", config.timeline.copula, for_all),
+            *((f"partition.{n}", getattr(config.partition, n), for_all) for n in SKEWS),
         ):
-            path, _, value = name.partition("=")
-            section, last = path.split(".")
-            found = getattr(getattr(config, section), last)
-            clash = str(found) == value if value else bool(found)
-            if self.size and clash and framework == where:
+            if self.size and reason and is_in_conflict:
+                section, name = path.split(".")
+                value = getattr(getattr(config, section), name)
                 raise UserError(
-                    f"--config.{path}={found}: cannot go with "
-                    f"--config.cohort.size={self.size}, since {why}; leave out one"
+                    f"--config.{path}={value}: cannot go with --config.cohort.size="
+                    f"{self.size}, since {reason}; leave out one"
                 )
 
 
@@ -233,7 +234,7 @@ class Cohorts(NamedTuple):
     fleet: ExactFleet  # the clients' times
     crowd: Crowd | None  # the clients; None: all are asked
     size: int  # K, most clients that count in a round; d, candidates
-    asked: int  # K' ≥ K, clients that are asked
+    num_asked: int  # K' ≥ K, clients that are asked
     sampler: Sampler
     seed: int = 0
     groups: int = 1
@@ -254,17 +255,17 @@ class Cohorts(NamedTuple):
         return 1 if self.crowd is None else 1000
 
 
-def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohorts:
+def make_cohorts(crowd: Crowd, settings: CohortConfig, custom: Any = None) -> Cohorts:
     """Cohorts of a crowd.
 
     Args:
       crowd: N clients.
       settings: with a size K ≥ 1.
-      own: a sampler of the user's own, a function from a `Draw` to ids, in place of
-        that of the settings.
+      custom: a sampler in place of that of the settings, a function from a `Draw` to
+        ids.
 
     Raises:
-      UserError: more clients or groups than there are, no function.
+      UserError: more clients or groups than there are.
     """
     N = crowd.num_clients
     slots = settings.slots(N)
@@ -280,23 +281,20 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
                 f"--config.num_clients={N}"
             )
     sampler = (SAMPLERS | CHOOSING)[settings.sampler]
-    if own is not None:
+    if custom is not None:
         if settings.choice is not None:
             raise UserError(
                 f"sampler=: cannot go with --config.cohort.sampler={settings.sampler}; "
                 "leave out one"
             )
-        if not callable(own):
-            raise UserError(f"sampler={own!r}: expected a function of a cohort.Draw")
-        sampler = Sampler(functools.partial(_custom_draw, own))
-    found = [
-        (i, ticks.of(a), ticks.of(b))
+        sampler = Sampler(functools.partial(_custom_draw, custom))
+    windows = [
+        (i, ticks.of(a), _NEVER if b == math.inf else ticks.of(b))
         for i, windows in crowd.windows.items()
         for a, b in windows.tolist()
     ]
-    whole = [(i, a, _NEVER if b == math.inf else b) for i, a, b in found]
-    client, start, end = np.array(whole, np.int64).reshape(-1, 3).T
-    made = Cohorts(
+    client, start, end = np.array(windows, np.int64).reshape(-1, 3).T
+    cohorts = Cohorts(
         crowds.exact_of(crowd),
         crowd,
         slots,
@@ -307,16 +305,16 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
         settings.short == "wait",
         Online(np.unique(client), client, start, end),
     )
-    return with_tiers(made, [None])
+    return with_tiers(cohorts, [None])
 
 
-def _custom_draw(own: Callable[[Draw], Any], draw: Draw) -> Ids:
+def _custom_draw(custom: Callable[[Draw], Any], draw: Draw) -> Ids:
     """The ids that a user's sampler gives, checked."""
-    name = f"sampler={getattr(own, '__name__', own)}"
+    name = f"sampler={getattr(custom, '__name__', custom)}"
     most, last = draw.size, draw.candidates - 1
     expected = f"expected at most {most} whole numbers from 0 to {last}"
     with user_code(f"{name}: fails in draw {draw.number}", expected):
-        ids = np.asarray(own(draw))
+        ids = np.asarray(custom(draw))
     is_whole = ids.dtype.kind in "iu"
     are_ids = not ids.size or (is_whole and 0 <= ids.min() <= ids.max() <= last)
     if ids.shape != (ids.size,) or ids.size > most or not are_ids:
@@ -325,24 +323,20 @@ def _custom_draw(own: Callable[[Draw], Any], draw: Draw) -> Ids:
     return ids
 
 
-def given(
+def in_ticks(
     fleet: Fleet | Cohorts, horizon: float, iterations: int
 ) -> tuple[Cohorts, Ticks]:
-    """Who is asked, and the horizon in ticks.
-
-    Raises:
-      UserError: what no framework with tasks of H `iterations` accepts.
-    """
+    """Who is asked, and the horizon in ticks; raises as `trace.end_of`."""
     if isinstance(fleet, Cohorts):
-        return fleet, end_of(horizon, iterations)
-    clients, end = in_ticks(fleet, horizon, iterations)
+        return fleet, trace.end_of(horizon, iterations)
+    clients, end = trace.in_ticks(fleet, horizon, iterations)
     return all_of(clients), end
 
 
 def all_of(fleet: ExactFleet) -> Cohorts:
     """All clients in each cohort."""
-    every = Sampler(lambda draw: np.arange(draw.candidates))
-    return Cohorts(fleet, None, fleet.clients, fleet.clients, every)
+    sampler = Sampler(lambda draw: np.arange(draw.candidates))
+    return Cohorts(fleet, None, fleet.clients, fleet.clients, sampler)
 
 
 def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
@@ -353,8 +347,8 @@ def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
     @functools.cache
     def edges(tier: int) -> Ids:
         assert cohorts.crowd is not None
-        held, mine = cohorts.crowd.held, members[tier]
-        return (held if mine is None else held[mine]).cumsum(dtype=np.int64)
+        ids = slice(None) if members[tier] is None else members[tier]
+        return cohorts.crowd.num_samples[ids].cumsum(dtype=np.int64)
 
     size = min(cohorts.size, most)
     return cohorts._replace(size=size, members=members, edges=edges)
@@ -369,7 +363,7 @@ def draw_of(
     tier: int = 0,
     busy: Ids = NOBODY,
 ) -> Draw:
-    """What the sampler may know of a draw; arguments as of `asked`."""
+    """What the sampler may know of a draw; arguments as of `draw_cohort`."""
     members = cohorts.members[tier]
     n = cohorts.fleet.clients if members is None else len(members)
     away = busy
@@ -382,7 +376,7 @@ def draw_of(
         cohorts.seed,
         tier,
         number,
-        min(size or cohorts.asked, n),
+        min(size or cohorts.num_asked, n),
         n,
         away,
         min(cohorts.groups, n),
@@ -391,8 +385,8 @@ def draw_of(
     )
 
 
-def asked(
-    cohorts: Cohorts, number: int, now: Ticks = 0, **about: Any
+def draw_cohort(
+    cohorts: Cohorts, number: int, now: Ticks = 0, **options: Any
 ) -> Int[np.ndarray, " K"]:
     """The clients asked in an interval or a round.
 
@@ -400,7 +394,7 @@ def asked(
       cohorts: whose.
       number: ≥ 0, of the interval or round.
       now: ticks, when it begins; of `online` only.
-      **about: `size` K instead of K'; `tier`, of FedAT; `busy`, sorted ids of those
+      **options: `size` K instead of K'; `tier`, of FedAT; `busy`, sorted ids of those
         who cannot be asked.
 
     Returns:
@@ -409,16 +403,16 @@ def asked(
     Raises:
       UserError: a sampler of the user's own fails or gives something else.
     """
-    draw = draw_of(cohorts, number, now, **about)
-    found = np.sort(cohorts.sampler.draw(draw).astype(np.int64))
-    found = found[~np.isin(found, draw.away)] if len(draw.away) else found
+    draw = draw_of(cohorts, number, now, **options)
+    ids = np.sort(cohorts.sampler.draw(draw).astype(np.int64))
+    ids = ids[~np.isin(ids, draw.away)] if len(draw.away) else ids
     members = cohorts.members[draw.tier]
-    return found if members is None else members[found]
+    return ids if members is None else members[ids]
 
 
 def ask(cohorts: Cohorts, number: int, now: Ticks, tier: int = 0) -> list[int]:
     """Those asked, whose times are needed."""
-    ids = asked(cohorts, number, now, tier=tier).tolist()
+    ids = draw_cohort(cohorts, number, now, tier=tier).tolist()
     cohorts.fleet.need(ids)
     return ids
 
@@ -428,17 +422,17 @@ def all_asked(
 ) -> tuple[Int[np.ndarray, "T K"], Bool[np.ndarray, "T K"]]:
     """Who is asked in each interval without a clock, and which slots have someone."""
     shape = num_intervals, cohorts.size
-    client, there = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    client, is_asked = np.zeros(shape, np.int32), np.zeros(shape, bool)
     for t in range(num_intervals):
-        ids = asked(cohorts, t)
-        client[t, : len(ids)], there[t, : len(ids)] = ids, True
-    return np.where(there, client, client[there].min(initial=0)), there
+        ids = draw_cohort(cohorts, t)
+        client[t, : len(ids)], is_asked[t, : len(ids)] = ids, True
+    return np.where(is_asked, client, client[is_asked].min(initial=0)), is_asked
 
 
 def first_fleet(cohorts: Cohorts) -> Fleet:
     """Mean times of the first clients that are asked, or if none is, of client 0."""
     assert cohorts.crowd is not None
-    steady, ids = cohorts.crowd._replace(jitter=0.0), asked(cohorts, 0)
+    steady, ids = cohorts.crowd._replace(jitter=0.0), draw_cohort(cohorts, 0)
     return crowds.fleet_of(steady, ids if len(ids) else np.zeros(1, int), 1)
 
 
@@ -456,7 +450,7 @@ def inclusion(
       float64; NaN: unknown.
     """
     chance = cohorts.sampler.chance
-    if chance is None or not all_count or cohorts.asked > cohorts.size:
+    if chance is None or not all_count or cohorts.num_asked > cohorts.size:
         return np.full(client.shape, np.nan)
     return chance(draw_of(cohorts, 0), client.reshape(-1)).reshape(client.shape)
 
@@ -486,14 +480,15 @@ def opening(cohorts: Cohorts, now: Ticks, tier: int = 0) -> Ticks:
     listed, client, start, end = cohorts.online
     N, members = cohorts.fleet.clients, cohorts.members[tier]
     if members is not None:
-        mine = np.isin(client, members)
-        listed, start, end = listed[np.isin(listed, members)], start[mine], end[mine]
+        in_tier = np.isin(client, members)
+        start, end = start[in_tier], end[in_tier]
+        listed = listed[np.isin(listed, members)]
         N = len(members)
-    need = min(cohorts.asked, N) if cohorts.wait else 1
+    need = min(cohorts.num_asked, N) if cohorts.wait else 1
     need -= N - len(listed)  # who are always online
     start, end = np.sort(start), np.sort(end)
     moments = np.append(now, start[start > now]).astype(np.int64)
-    there = np.searchsorted(start, moments, "right")
-    there -= np.searchsorted(end, moments, "right")
-    enough = np.flatnonzero(there >= need)
+    online = np.searchsorted(start, moments, "right")
+    online -= np.searchsorted(end, moments, "right")
+    enough = np.flatnonzero(online >= need)
     return int(moments[enough[0]]) if len(enough) else math.inf

@@ -33,7 +33,7 @@ def correlations(text: str) -> tuple[list[str], Float[np.ndarray, "k k"]]:
     Raises:
       UserError: another form, or numbers that no correlations can be.
     """
-    flag, found = f"--config.timeline.copula={text!r}", {}
+    flag, pairs = f"--config.timeline.copula={text!r}", {}
     for part in filter(str.strip, text.split(";")):
         words = part.split()
         wrong = [word for word in words[:2] if word not in NAMES]
@@ -47,10 +47,10 @@ def correlations(text: str) -> tuple[list[str], Float[np.ndarray, "k k"]]:
                 f"{flag}: {part.strip()!r}: expected NAME NAME r with two of "
                 f"{', '.join(NAMES)} and r in [-1, 1]{hint}"
             )
-        found[words[0], words[1]] = number
-    names = [name for name in NAMES if any(name in pair for pair in found)]
+        pairs[words[0], words[1]] = number
+    names = [name for name in NAMES if any(name in pair for pair in pairs)]
     matrix = np.eye(len(names))
-    for (a, b), number in found.items():
+    for (a, b), number in pairs.items():
         i, j = names.index(a), names.index(b)
         matrix[i, j] = matrix[j, i] = number
     if names and np.linalg.eigvalsh(matrix)[0] < -1e-9:
@@ -58,14 +58,14 @@ def correlations(text: str) -> tuple[list[str], Float[np.ndarray, "k k"]]:
     return names, matrix
 
 
-def scores(text: str, num_clients: int, seed: int, known: Scores) -> Scores:
+def scores(text: str, num_clients: int, seed: int, fixed: Scores) -> Scores:
     """z of each name in the setting, per client.
 
     Args:
       text: the setting.
-      num_clients: N. Where nothing is known z depends on (seed, client) alone.
+      num_clients: N. Where nothing is fixed z depends on (seed, client) alone.
       seed: ≥ 0.
-      known: values of clients that are given, not drawn, by name.
+      fixed: values of clients that are given, not drawn, by name.
 
     Raises:
       UserError: as `correlations`; a correlation of two that are given.
@@ -73,30 +73,29 @@ def scores(text: str, num_clients: int, seed: int, known: Scores) -> Scores:
     from scipy import special, stats  # slow to import
 
     names, R = correlations(text)
-    given = [i for i, name in enumerate(names) if name in known]
-    free = [i for i in range(len(names)) if i not in given]
-    between = R[np.ix_(given, given)]
-    if (between != np.eye(len(given))).any():
-        shown = " and ".join(names[i] for i in given)
+    fixed_names = [i for i, name in enumerate(names) if name in fixed]
+    free = [i for i in range(len(names)) if i not in fixed_names]
+    between = R[np.ix_(fixed_names, fixed_names)]
+    if (between != np.eye(len(fixed_names))).any():
+        pair = " and ".join(names[i] for i in fixed_names)
         raise UserError(
-            f"--config.timeline.copula={text!r}: {shown} of each client are given by "
+            f"--config.timeline.copula={text!r}: {pair} of each client are given by "
             "its samples; leave out their correlation"
         )
-    ranks = [stats.rankdata(known[names[i]]) for i in given]
     z = np.zeros((num_clients, len(names)))
-    for i, rank in zip(given, ranks, strict=True):
-        z[:, i] = special.ndtri((rank - 0.5) / num_clients)
+    for i in fixed_names:
+        z[:, i] = special.ndtri((stats.rankdata(fixed[names[i]]) - 0.5) / num_clients)
         z[:, i] /= max(z[:, i].std(), 1e-9)
     # As they are in these clients, so that those of the others with them are as asked.
-    between = z[:, given].T @ z[:, given] / num_clients
-    slope = R[np.ix_(free, given)] @ np.linalg.pinv(between)
-    rest = R[np.ix_(free, free)] - slope @ R[np.ix_(given, free)]
-    values, vectors = np.linalg.eigh(rest)
+    between = z[:, fixed_names].T @ z[:, fixed_names] / num_clients
+    slope = R[np.ix_(free, fixed_names)] @ np.linalg.pinv(between)
+    variance = R[np.ix_(free, free)] - slope @ R[np.ix_(fixed_names, free)]
+    values, vectors = np.linalg.eigh(variance)
     root = vectors * np.sqrt(values.clip(0))
     numbers = np.array(free, np.int64)[None]
     ids = np.arange(num_clients)[:, None]
     noise = special.ndtri(rng.uniforms(seed, "copula", ids, numbers))
-    z[:, free] = z[:, given] @ slope.T + noise @ root.T
+    z[:, free] = z[:, fixed_names] @ slope.T + noise @ root.T
     return dict(zip(names, z.T, strict=True))
 
 
@@ -104,9 +103,9 @@ def order(
     value: Float[np.ndarray, "N"] | Int[np.ndarray, "N"], z: Float[np.ndarray, "N"]
 ) -> Int[np.ndarray, "N"]:
     """Indices that put values into the order of scores: value[order] ascends with z."""
-    found = np.empty(len(z), np.int64)
-    found[np.argsort(z, kind="stable")] = np.argsort(value, kind="stable")
-    return found
+    indices = np.empty(len(z), np.int64)
+    indices[np.argsort(z, kind="stable")] = np.argsort(value, kind="stable")
+    return indices
 
 
 def rarity(
@@ -138,9 +137,9 @@ def tied(
       UserError: windows are to be ordered, and all clients are always online.
     """
     if "seconds" in z:
-        each = fleet.iteration / share[:, None]
-        chosen = order(each.mean(axis=1), z["seconds"])
-        fleet = fleet._replace(iteration=each[chosen] * share[:, None])
+        relative = fleet.iteration / share[:, None]
+        chosen = order(relative.mean(axis=1), z["seconds"])
+        fleet = fleet._replace(iteration=relative[chosen] * share[:, None])
     if "online" in z:
         if not fleet.online:
             raise UserError(

@@ -31,7 +31,7 @@ class Crowd(NamedTuple):
 
     num_clients: int  # N
     seed: int
-    held: Int[np.ndarray, "N"]  # int32, |D_i|: all of them, 4 bytes each
+    num_samples: Int[np.ndarray, "N"]  # int32, |D_i|: all of them, 4 bytes each
     mean_size: float
     seconds: Mapping[str, tuple[str, ...]]  # distributions, see `fleet.means_of`
     jitter: float = 0.0  # σ of a lognormal factor of mean 1 on every single time
@@ -46,11 +46,11 @@ def make_crowd(
     seed: int,
     *,
     sizes: tuple[str, ...] = (),
-    held: Int[np.ndarray, "N"] | None = None,
+    num_samples: Int[np.ndarray, "N"] | None = None,
     seconds: Mapping[str, tuple[str, ...]] = _ONE,
     speeds_file: str = "",
     availability_file: str = "",
-    **more: Any,
+    **fields: Any,
 ) -> Crowd:
     """What is known of N clients.
 
@@ -58,22 +58,22 @@ def make_crowd(
       num_clients: N ≥ 1.
       seed: of all draws.
       sizes: distributions of |D_i|, client i's that of i mod G; see `distributions`.
-      held: ``[N]`` int ≥ 1, sizes in their place.
+      num_samples: ``[N]`` int ≥ 1, sizes in their place.
       seconds: distributions of speed, download and upload, see `fleet.means_of`.
       speeds_file, availability_file: as in `fleet.draw_fleet`.
-      **more: jitter, dropout and by_size of `Crowd`.
+      **fields: jitter, dropout and by_size of `Crowd`.
 
     Raises:
       UserError: malformed distributions or files.
     """
-    if held is None:
+    if num_samples is None:
         parts = [_drawn_sizes(seed, sizes, part) for part in _parts(num_clients)]
-        held = np.concatenate(parts)
+        num_samples = np.concatenate(parts)
     if speeds_file:
-        more["measured"] = fleet.read_means(speeds_file, num_clients)
-    if availability_file:
-        more["windows"] = fleet.read_windows(availability_file, num_clients)
-    return Crowd(num_clients, seed, held, float(held.mean()), seconds, **more)
+        fields["measured"] = fleet.read_means(speeds_file, num_clients)
+    fields["windows"] = fleet.read_windows(availability_file, num_clients)
+    mean = float(num_samples.mean())
+    return Crowd(num_clients, seed, num_samples, mean, seconds, **fields)
 
 
 def _drawn_sizes(seed: int, texts: tuple[str, ...], ids: Ids) -> Ids:
@@ -104,7 +104,7 @@ def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"
         flag = f"--config.timeline.{name}"
         return distributions.quantiles(texts, group, uniform, flag=flag)
 
-    share = crowd.held[ids] / crowd.mean_size if crowd.by_size else 1.0
+    share = crowd.num_samples[ids] / crowd.mean_size if crowd.by_size else 1.0
     N = crowd.num_clients
     return fleet.means_of(crowd.seconds, ids, N, draw, share, crowd.measured)
 
@@ -114,9 +114,12 @@ def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
     speed, download, upload = means_of(crowd, ids)[:, :, None] + np.zeros(draws)
     client, number = ids[:, None], np.arange(draws)
     if crowd.jitter:
+        # Lognormal factors of mean 1.
+        text, flag = f"lognormal(1,{crowd.jitter!r})", "--config.timeline.jitter"
+        uniforms = (rng.uniforms(crowd.seed, n, client, number) for n in _VARYING)
         speed, download, upload = (
-            mean * _factor(crowd.jitter, rng.uniforms(crowd.seed, name, client, number))
-            for mean, name in zip((speed, download, upload), _VARYING, strict=True)
+            mean * distributions.quantiles((text,), np.zeros(1, int), u, flag=flag)
+            for mean, u in zip((speed, download, upload), uniforms, strict=True)
         )
     always = np.empty((0, 2))
     online = tuple(crowd.windows.get(i, always) for i in ids.tolist())
@@ -125,21 +128,21 @@ def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
 
 def exact_of(crowd: Crowd) -> ExactFleet:
     """All clients' times in ticks, drawn when they are asked for."""
-    known: dict[int, fleet.ClientTimes] = {}
+    drawn: dict[int, fleet.ClientTimes] = {}
     draws = _DRAWS if crowd.jitter or crowd.dropout else 1
 
     def need(ids: Sequence[int]) -> None:
-        if len(known) > _KEPT:
-            known.clear()
-        new = [i for i in dict.fromkeys(ids) if i not in known]
+        if len(drawn) > _KEPT:
+            drawn.clear()
+        new = [i for i in dict.fromkeys(ids) if i not in drawn]
         if new:
             times = fleet_of(crowd, np.array(new, np.int64), draws)
-            known.update(zip(new, fleet.exact_clients(times, new), strict=True))
+            drawn.update(zip(new, fleet.exact_clients(times, new), strict=True))
 
     def of(client: int) -> fleet.ClientTimes:
-        if client not in known:
+        if client not in drawn:
             need([client])
-        return known[client]
+        return drawn[client]
 
     return ExactFleet(of, draws, crowd.num_clients, need)
 
@@ -154,7 +157,7 @@ def lost(crowd: Crowd, ids: Ids, number: Ids) -> np.ndarray:
 def schedule_of(
     crowd: Crowd,
     client: Int[np.ndarray, "T K"],
-    there: np.ndarray,
+    is_asked: np.ndarray,
     *,
     kind: str,
     tau: tuple[int | float, ...] = (),
@@ -167,7 +170,7 @@ def schedule_of(
     Args:
       crowd: of N clients.
       client: in [0, N), who is in slot k of interval t.
-      there: ``[T, K]`` bool, whether there is someone in it.
+      is_asked: ``[T, K]`` bool, whether there is someone in it.
       kind, tau, tau_groups, upload_above, all_work: as in `schedule.make_schedule`;
         K of DMS is the mean over the cohort.
 
@@ -183,20 +186,12 @@ def schedule_of(
     uniform = rng.uniforms(crowd.seed, "client tau", client, interval)
     flag = "--config.schedule.tau_groups"
     drawn = distributions.quantiles(texts, group, uniform, least=0, flag=flag)
-    away = ~there | lost(crowd, client, interval)
+    away = ~is_asked | lost(crowd, client, interval)
     threshold = None
     if all_work:
-        count = np.maximum(there.sum(1), 1)
+        count = np.maximum(is_asked.sum(1), 1)
         threshold = np.where(away, 0, drawn).sum(1) / count
-    away |= schedule.cannot_upload(drawn, upload_above)
-    done = np.where(away, 0, drawn).astype(np.int32)
-    size = crowd.held[client]
-    return schedule.complete(done, size, client=client, threshold=threshold)
-
-
-def _factor(
-    jitter: float, uniform: Float[np.ndarray, "U J"]
-) -> Float[np.ndarray, "U J"]:
-    """Lognormal factors of mean 1."""
-    text, flag = f"lognormal(1,{jitter!r})", "--config.timeline.jitter"
-    return distributions.quantiles((text,), np.zeros(1, int), uniform, flag=flag)
+    away |= drawn <= upload_above
+    tau_done = np.where(away, 0, drawn).astype(np.int32)
+    size = crowd.num_samples[client]
+    return schedule.complete(tau_done, size, client=client, threshold=threshold)

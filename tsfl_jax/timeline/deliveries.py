@@ -34,16 +34,17 @@ def schedule_of(
     real = (trace.client >= 0) & (trace.iterations > 0)
     update = np.arange(len(trace.time))
     newest = trace.version == update[:, None]
+    in_step = (newest | ~real).all() and not trace.group.any()
     seconds = trace.time.astype(np.float64)
     row, delivers = np.nonzero(real)[0], trace.client[real]
-    if cohorts and (newest | ~real).all() and not trace.group.any():
+    if cohorts and in_step:
         # Who was asked and does nothing keeps its slot; an empty one names someone.
-        there = trace.client >= 0
-        client = np.where(there, trace.client, trace.client[there].min())
+        is_asked = trace.client >= 0
+        client = np.where(is_asked, trace.client, trace.client[is_asked].min())
         sizes = size[client].astype(np.int32)
         return complete(trace.iterations, sizes, seconds=seconds, client=client)
     once = len(np.unique(row * len(size) + delivers)) == len(row)
-    if once and (newest | ~real).all() and not trace.group.any():
+    if once and in_step:
         tau = np.zeros((len(update), len(size)), np.int32)
         tau[row, delivers] = trace.iterations[real]
         sizes = np.broadcast_to(size, tau.shape).astype(np.int32)
@@ -74,11 +75,9 @@ def schedule_of(
 def _snapshots(
     version: Int[np.ndarray, "R K"], real: Bool[np.ndarray, "R K"]
 ) -> tuple[Int[np.ndarray, " R1"], int]:
-    """Snapshot of every version ``[R + 1]``, P: never used; and P, as few as can be.
-
-    Version v is there from update v − 1 (0: from the start) until the last update that
-    uses it, which reads before it writes.
-    """
+    """Snapshot of every version ``[R + 1]``, P: never used; and P, as few as can be."""
+    # Version v is there from update v − 1 (0: from the start) until the last update
+    # that uses it, which reads before it writes.
     updates = len(version)
     last = np.full(updates + 1, -1)
     for r in range(updates):
@@ -99,19 +98,21 @@ def _snapshots(
     return np.where(of_version < 0, snapshots, of_version), snapshots
 
 
-def evaluated(seconds: Float[np.ndarray, " R"], every: float) -> Bool[np.ndarray, " R"]:
-    """Whether an update is the last one up to a multiple of `every` seconds.
+def evaluated(
+    seconds: Float[np.ndarray, " R"], period: float
+) -> Bool[np.ndarray, " R"]:
+    """Whether an update is the last one up to a multiple of a period.
 
     Args:
       seconds: ``[R]`` float64 of the updates, ascending.
-      every: virtual seconds > 0.
+      period: virtual seconds > 0.
 
     Returns:
       ``[R]`` bool.
     """
     # An update at a multiple belongs to the seconds before it.
-    period = -(-ticks.of_array(seconds) // ticks.of(every))
-    return np.append(period[1:] > period[:-1], True)
+    number = -(-ticks.of_array(seconds) // ticks.of(period))
+    return np.append(number[1:] > number[:-1], True)
 
 
 def claimed(schedule: Schedule) -> Int[np.ndarray, "T K"]:

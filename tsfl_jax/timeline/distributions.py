@@ -10,6 +10,7 @@ The grammar of a group; `draw_whole` floors each number, `draw_real` does not:
 - ``constant(k)``.
 """
 
+import contextlib
 import functools
 import math
 import re
@@ -20,13 +21,12 @@ from jaxtyping import Float, Int, Shaped
 
 from tsfl_jax.types import INT32_MAX, UserError, nearest
 
-_ARGUMENTS = {
-    "normal": ("mean", "std"),
-    "uniform": ("low", "high"),
-    "lognormal": ("mean", "sigma"),
-    "constant": ("k",),
-}
-_GRAMMAR = ", ".join(f"{name}({','.join(a)})" for name, a in _ARGUMENTS.items())
+_COUNTS = {"normal": 2, "uniform": 2, "lognormal": 2, "constant": 1}  # of numbers
+_GRAMMAR = (
+    "normal(mean,std) with std >= 0, uniform(low,high) with low <= high, whole numbers "
+    "for τ and sizes, lognormal(mean,sigma) with mean > 0 and sigma >= 0, or "
+    f"constant(k); numbers are finite and at most {INT32_MAX}"
+)
 _DEVIATIONS = 3.0  # beyond so many standard deviations `limits` cuts off
 
 
@@ -47,7 +47,7 @@ def limits(texts: Sequence[str], *, flag: str) -> Float[np.ndarray, " G"]:
     Raises:
       UserError: a text outside the grammar.
     """
-    found = []
+    largest = []
     for name, numbers in (_parse(text, flag) for text in texts):
         limit = math.inf
         if name == "normal":
@@ -55,8 +55,8 @@ def limits(texts: Sequence[str], *, flag: str) -> Float[np.ndarray, " G"]:
         elif name == "lognormal":
             exponent = _DEVIATIONS * numbers[1] - numbers[1] ** 2 / 2
             limit = numbers[0] * math.exp(min(exponent, 700.0))
-        found.append(limit)
-    return np.array(found)
+        largest.append(limit)
+    return np.array(largest)
 
 
 def draw_whole(
@@ -81,8 +81,7 @@ def draw_whole(
     Returns:
       ``[T, N]`` int64, floored, from `least` to 2³¹ − 1.
 
-    Raises:
-      UserError: a text outside the grammar.
+    Raises: as `limits`.
     """
     # Rows are drawn one after another, so more rows extend fewer.
     drawn = _draw([_parse(t, flag) for t in texts], group, (num_intervals,), rng, True)
@@ -104,8 +103,7 @@ def draw_real(
     Returns:
       ``[N]`` float64, neither floored nor clipped.
 
-    Raises:
-      UserError: a text outside the grammar.
+    Raises: as `limits`.
     """
     return _draw([_parse(t, flag, whole=False) for t in texts], group, (), rng, False)
 
@@ -129,27 +127,26 @@ def quantiles(
     Returns:
       float64; of whole numbers int64, floored, from `least` to 2³¹ − 1.
 
-    Raises:
-      UserError: a text outside the grammar.
+    Raises: as `limits`.
     """
     from scipy import special
 
     whole, out = least is not None, np.empty(uniform.shape)
     for g, text in enumerate(texts):
         name, numbers = _parse(text, flag, whole=whole)
-        mine = np.broadcast_to(group == g, out.shape)
-        u, first, last = uniform[mine], numbers[0], numbers[-1]
+        members = np.broadcast_to(group == g, out.shape)
+        u, first, last = uniform[members], numbers[0], numbers[-1]
         if name == "normal":
-            found = first + last * special.ndtri(u)
+            drawn = first + last * special.ndtri(u)
         elif name == "lognormal":
-            found = np.exp(math.log(first) - last**2 / 2 + last * special.ndtri(u))
+            drawn = np.exp(math.log(first) - last**2 / 2 + last * special.ndtri(u))
         elif name == "constant":
-            found = first
+            drawn = first
         elif whole:
-            found = first + np.minimum(np.floor(u * (last - first + 1)), last - first)
+            drawn = first + np.minimum(np.floor(u * (last - first + 1)), last - first)
         else:
-            found = first + u * (last - first)
-        out[mine] = found
+            drawn = first + u * (last - first)
+        out[members] = drawn
     if least is None:
         return out
     return np.clip(np.floor(out), least, INT32_MAX).astype(np.int64)
@@ -185,32 +182,31 @@ def _draw(
 
 @functools.lru_cache(maxsize=256)
 def _parse(text: str, flag: str, whole: bool = True) -> tuple[str, list[float]]:
-    def wrong(why: str) -> UserError:
-        return UserError(f"{flag}: {text!r}: {why} (grammar: {_GRAMMAR})")
+    """The name and the numbers of a distribution."""
+    name = re.sub(r"\W.*", "", text.strip(), flags=re.DOTALL).lower()
+    match = re.fullmatch(r"\s*\w+\s*\(([^()]*)\)\s*", text)
+    with contextlib.suppress(ValueError):
+        numbers = [float(number) for number in match[1].split(",")] if match else []
+        # A NaN is in no range.
+        in_range = all(abs(number) <= INT32_MAX for number in numbers)
+        if in_range and len(numbers) == _COUNTS.get(name):
+            first, last = numbers[0], numbers[-1]
+            is_valid = {
+                "normal": last >= 0,
+                "uniform": first <= last and not (whole and (first % 1 or last % 1)),
+                "lognormal": first > 0 and last >= 0,
+                "constant": True,
+            }
+            if is_valid[name]:
+                return name, numbers
+    hint = "" if name in _COUNTS else nearest(name, _COUNTS)
+    raise UserError(f"{flag}: {text!r}: expected {_GRAMMAR}{hint}")
 
-    match = re.fullmatch(r"\s*(\w*)\s*\(([^()]*)\)\s*", text)
-    if not match:
-        word = re.sub(r"\W.*", "", text.strip(), flags=re.DOTALL).lower()
-        raise wrong(f"expected NAME(NUMBER,…){nearest(word, _ARGUMENTS)}")
-    name = match[1].lower()
-    if name not in _ARGUMENTS:
-        raise wrong(f"unknown distribution {name!r}{nearest(name, _ARGUMENTS)}")
-    arguments = _ARGUMENTS[name]
-    parts = match[2].split(",")
-    if len(parts) != len(arguments):
-        raise wrong(f"{name} takes {len(arguments)} numbers, got {len(parts)}")
-    try:
-        numbers = [float(part) for part in parts]
-    except ValueError:
-        raise wrong("not a number") from None
-    if not all(abs(n) <= INT32_MAX for n in numbers):  # also answers NaN
-        raise wrong(f"numbers must be finite and at most {INT32_MAX}")
-    if name in ("normal", "lognormal") and numbers[1] < 0:
-        raise wrong(f"{arguments[1]} must be >= 0")
-    if name == "lognormal" and numbers[0] <= 0:
-        raise wrong("the mean must be > 0")
-    if name == "uniform" and numbers[0] > numbers[1]:
-        raise wrong("low must not exceed high")
-    if name == "uniform" and whole and any(n != int(n) for n in numbers):
-        raise wrong("low and high must be whole numbers")
-    return name, numbers
+
+def check_groups(setting: str, groups: int, num_clients: int) -> None:
+    """Refuse more groups than clients, of which some would be nobody's."""
+    if groups > num_clients:
+        raise UserError(
+            f"--config.{setting} has {groups} entries for "
+            f"--config.num_clients={num_clients}; expected at most one per client"
+        )

@@ -24,7 +24,7 @@ to |D_i| times the penalty. Simplified:
 - NOT done: the pacer, which moves T; the blacklist; noise on utilities.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax import rng
 from tsfl_jax.types import Array as AnyArray
-from tsfl_jax.types import Lots, UserError
+from tsfl_jax.types import Lots
 
 EXPLORED, DECAY, LEAST = 0.9, 0.98, 0.2  # ε of the first round, per round, at last
 CUT_OFF = 0.95  # c, of the utility of the last one that would be taken
@@ -44,26 +44,6 @@ class Choice(NamedTuple):
 
     sampler: str
     size: int  # K
-
-
-# What else a run must have, whose cohorts are chosen while training.
-_NEEDED = {
-    "timeline.framework": "none",
-    "cohort.weighting": "ratio",
-    "schedule.upload_above": 0,
-}
-
-
-def check(config: Any, choice: Choice) -> None:
-    """Refuse what is drawn before training as if all were known then."""
-    for path, only in _NEEDED.items():
-        section, name = path.split(".")
-        found = getattr(getattr(config, section), name)
-        if found != only:
-            raise UserError(
-                f"--config.{path}={found}: cannot go with --config.cohort.sampler="
-                f"{choice.sampler}, which chooses while training; expected {only}"
-            )
 
 
 class Known(NamedTuple):
@@ -138,35 +118,35 @@ def exploration(number: Int[AnyArray, ""] | int) -> Float[Array, ""]:
 
 
 def utilities(
-    known: Known, factor: Float[AnyArray, "d"], number: Int[AnyArray, ""] | int
+    history: Known, factor: Float[AnyArray, "d"], number: Int[AnyArray, ""] | int
 ) -> Float[Array, "d"]:
     """Oort's utilities: ((U_i − U_min)/(U_max − U_min) + √(0.1 ln R / L_i)) (T/t_i)^α.
 
     U_i is cut off at the 95th percentile, and U_min is 0.999 times the least utility.
 
     Args:
-      known: of the candidates.
+      history: of the candidates.
       factor: (T/t_i)^α where t_i > T, else 1.
       number: R ≥ 1, of this round.
 
     Returns:
       ≥ 0; 0 of candidates who were never heard of.
     """
-    there = known.last > 0
-    count = there.sum()
-    low = 0.999 * jnp.where(there, known.utility, jnp.inf).min()
-    high = jnp.where(there, known.utility, 0.0).max()
-    ascending = jnp.sort(jnp.where(there, known.utility, jnp.inf))
+    is_known = history.last > 0
+    count = is_known.sum()
+    low = 0.999 * jnp.where(is_known, history.utility, jnp.inf).min()
+    high = jnp.where(is_known, history.utility, 0.0).max()
+    ascending = jnp.sort(jnp.where(is_known, history.utility, jnp.inf))
     most = ascending[jnp.maximum(jnp.minimum(count * 19 // 20, count - 1), 0)]
-    scaled = (jnp.minimum(known.utility, most) - low) / jnp.maximum(high - low, 1e-4)
+    scaled = (jnp.minimum(history.utility, most) - low) / jnp.maximum(high - low, 1e-4)
     log = jnp.log(jnp.asarray(number, jnp.float32))
-    stale = jnp.sqrt(STALE * log / jnp.maximum(known.last, 1))
-    return jnp.where(there, (scaled + stale) * factor, 0.0)
+    stale = jnp.sqrt(STALE * log / jnp.maximum(history.last, 1))
+    return jnp.where(is_known, (scaled + stale) * factor, 0.0)
 
 
 def oort(
-    known: Known,
-    held: Int[Array, "d"],
+    history: Known,
+    num_samples: Int[Array, "d"],
     lots: Lots,
     number: Int[AnyArray, ""] | int,
     size: int,
@@ -179,8 +159,8 @@ def oort(
     without replacement, by the largest ln(weight) + Gumbel number.
 
     Args:
-      known: of the d candidates.
-      held: |D_i| ≥ 1.
+      history: of the d candidates.
+      num_samples: |D_i| ≥ 1.
       lots: Gumbel numbers and penalties ``[d]``.
       number: R ≥ 1, of this round.
       size: K ≤ d.
@@ -188,15 +168,15 @@ def oort(
     Returns:
       Places among the candidates, int32, ascending.
     """
-    there = known.last > 0
-    count, log = there.sum(), lambda x: jnp.log(jnp.maximum(x, 1e-30))
+    is_known = history.last > 0
+    count, log = is_known.sum(), lambda x: jnp.log(jnp.maximum(x, 1e-30))
     explored = jnp.floor(size * exploration(number)).astype(jnp.int32)
-    explored = jnp.minimum(explored, there.size - count)
+    explored = jnp.minimum(explored, is_known.size - count)
     number_again = jnp.minimum(size - explored, count)
-    utility = utilities(known, lots.factor, number)
-    descending = jnp.sort(jnp.where(there, utility, -jnp.inf))[::-1]
+    utility = utilities(history, lots.factor, number)
+    descending = jnp.sort(jnp.where(is_known, utility, -jnp.inf))[::-1]
     cut = CUT_OFF * descending[jnp.maximum(number_again - 1, 0)]
-    again = jnp.where(there & (utility >= cut), log(utility) + lots.gumbel, -jnp.inf)
-    new = jnp.where(there, -jnp.inf, log(held * lots.factor) + lots.gumbel)
+    again = jnp.where(is_known & (utility >= cut), log(utility) + lots.gumbel, -jnp.inf)
+    new = jnp.where(is_known, -jnp.inf, log(num_samples * lots.factor) + lots.gumbel)
     chosen = _first(again, number_again) | _first(new, size - number_again)
     return jnp.flatnonzero(chosen, size=size).astype(jnp.int32)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from tsfl_jax.timeline import csv_rows, distributions, ticks
+from tsfl_jax.timeline import distributions, ticks
+from tsfl_jax.timeline.csv_tables import Column, read_table
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import UserError
@@ -83,7 +84,8 @@ def draw_fleet(
     Source: our own model; no paper fixes one.
     """
     N, size = num_clients, np.asarray(size)
-    _check(N, size, jitter, dropout, draws)
+    check("timeline.jitter", jitter)
+    check("schedule.dropout", dropout)
     # Always all of them, so that what one draws does not shift the others.
     means_rng, jitter_rng, lost_rng = rng.spawn(3)
     groups = {"speed": speed, "download": download, "upload": upload}
@@ -94,8 +96,8 @@ def draw_fleet(
     )
     chance = lost_rng.random((draws, N)).T
     lost = np.ascontiguousarray(chance < dropout)
-    given = read_windows(availability_file, N) if availability_file else {}
-    online = tuple(given.get(i, np.empty((0, 2))) for i in range(N)) if given else ()
+    windows, always = read_windows(availability_file, N), np.empty((0, 2))
+    online = tuple(windows.get(i, always) for i in range(N)) if windows else ()
     return Fleet(iteration, download_time, upload_time, lost, online)
 
 
@@ -149,7 +151,7 @@ def exact_clients(fleet: Fleet, ids: Sequence[int]) -> list[ClientTimes]:
         else _ALWAYS
         for windows in fleet.online
     ]
-    several = zip(
+    times = zip(
         np.insert(np.cumsum(steps, 1), 0, 0, 1),
         ticks.of_array(fleet.download),
         ticks.of_array(fleet.upload),
@@ -157,7 +159,7 @@ def exact_clients(fleet: Fleet, ids: Sequence[int]) -> list[ClientTimes]:
         online or [_ALWAYS] * len(steps),
         strict=True,
     )
-    return list(itertools.starmap(ClientTimes, several))
+    return list(itertools.starmap(ClientTimes, times))
 
 
 def work_of(fleet: ExactFleet, client: int, first: int, count: int) -> int:
@@ -214,25 +216,13 @@ def online_in(
     windows = fleet.of(client).online
     if windows is _ALWAYS:
         return [(start, end)] if start < end else []
-    found = []
+    online = []
     for first, last in windows[bisect.bisect_right(windows, start, key=_END) :]:
         first = max(first, start)
         if first >= end:
             break
-        found.append((first, min(last, end)))
-    return found
-
-
-def _check(N: int, size: np.ndarray, jitter: float, dropout: float, draws: int) -> None:
-    check("num_clients", N)
-    if draws < 1:
-        raise UserError(f"draws={draws}: must be >= 1")
-    if size.shape != (N,) or not (size >= 1).all():
-        raise UserError(
-            f"data sizes {size.tolist()}: expected {N} numbers >= 1, one per client"
-        )
-    check("timeline.jitter", jitter)
-    check("schedule.dropout", dropout)
+        online.append((first, min(last, end)))
+    return online
 
 
 def means_of(
@@ -254,31 +244,25 @@ def means_of(
       measured: means in place of drawn ones; NaN: drawn.
 
     Raises:
-      UserError: more groups than clients, no speed, what is no time.
+      UserError: more groups than clients, what is no time.
     """
     means = np.empty((3, len(ids)))
-    for mean, (name, texts) in zip(means, groups.items(), strict=True):
-        if len(texts) > num_clients or (name == "speed" and not texts):
-            raise UserError(
-                f"--config.timeline.{name} has {len(texts)} entries for "
-                f"--config.num_clients={num_clients}; expected at most one per "
-                "client, and at least one speed"
-            )
+    for k, (name, texts) in enumerate(groups.items()):
+        distributions.check_groups(f"timeline.{name}", len(texts), num_clients)
         texts = texts or ("constant(0)",)
-        mean[:] = draw(name, texts, ids.astype(np.int64) * len(texts) // num_clients)
-    means[0] *= share
-    if measured is not None:
-        means = np.where(np.isnan(measured[:, ids]), means, measured[:, ids])
-    for (name, texts), mean in zip(groups.items(), means, strict=True):
-        fine = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
-        if not fine.all():
-            i = int(np.argmin(fine))
+        mean = draw(name, texts, ids.astype(np.int64) * len(texts) // num_clients)
+        mean = mean * share if name == "speed" else mean
+        if measured is not None:
+            mean = np.where(np.isnan(measured[k, ids]), mean, measured[k, ids])
+        is_time = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
+        if not is_time.all():
+            i, least = int(np.argmin(is_time)), "> 0" if name == "speed" else ">= 0"
             raise UserError(
                 f"--config.timeline.{name}={','.join(texts)}: client {ids[i]} gets "
-                f"{mean[i]:g} s, expected a finite number "
-                f"{'> 0' if name == 'speed' else '>= 0'}; choose uniform(low,high) or "
-                "lognormal(mean,sigma)"
+                f"{mean[i]:g} s, expected a finite number {least}; choose "
+                "uniform(low,high) or lognormal(mean,sigma)"
             )
+        means[k] = mean
     return means
 
 
@@ -309,54 +293,43 @@ def _factors(
 
 def read_means(path: str, N: int) -> Float[np.ndarray, "3 N"]:
     """Mean seconds of iterations, downloads and uploads in a file; NaN: not given."""
-    means = np.full((3, N), np.nan)
-    flag = "--config.timeline.speeds"
-    given = [""] * N  # where
-    for row in csv_rows.read_rows(
-        path, ("client", "seconds"), ("download", "upload"), flag=flag
-    ):
-        where, cells = row
-        i = csv_rows.whole_number(row, "client", 0, N - 1)
-        if given[i]:
-            raise UserError(f"{where}: client {i} is given twice, first in {given[i]}")
-        given[i] = where
-        means[0][i] = csv_rows.seconds(row, "seconds", positive=True)
-        for mean, column in zip(means[1:], ("download", "upload"), strict=True):
-            if cells.get(column):
-                mean[i] = csv_rows.seconds(row, column)
-    missing = [i for i in range(N) if not given[i]]
-    if missing:
+    flag, longest = "--config.timeline.speeds", 1e300
+    columns = {
+        "client": Column(high=N - 1, whole=True),
+        "seconds": Column(1 / ticks.SECOND, longest),
+        "download": Column(high=longest, optional=True),
+        "upload": Column(high=longest, optional=True),
+    }
+    table = read_table(path, columns, key=["client"], flag=flag).set_index("client")
+    missing = np.setdiff1d(np.arange(N), table.index)
+    if len(missing):
         raise UserError(
             f"{flag}={path}: no row for client {missing[0]}; expected every client "
             f"from 0 to {N - 1} once"
         )
-    return means
+    return table.sort_index().to_numpy().T
 
 
 def read_windows(path: str, N: int) -> dict[int, Float[np.ndarray, "W 2"]]:
-    """Online windows by client, of the clients that the file names; see `Fleet`."""
-    found: dict[int, list[tuple[float, float, str]]] = {}
-    flag = "--config.timeline.availability"
-    for row in csv_rows.read_rows(path, ("client", "start", "end"), flag=flag):
-        i = csv_rows.whole_number(row, "client", 0, N - 1)
-        start = csv_rows.seconds(row, "start")
-        end = csv_rows.seconds(row, "end", endless=True)
-        if end <= start:
-            raise UserError(f"{row[0]}: end is {end:g}; expected > start = {start:g}")
-        found.setdefault(i, []).append((start, end, row[0]))
+    """Online windows by client, of the clients that a file names; "": none."""
+    if not path:
+        return {}
+    columns = {"client": Column(high=N - 1, whole=True), "start": Column()}
+    columns["end"] = Column()
+    table = read_table(path, columns, flag="--config.timeline.availability")
     online = {}
-    for i in sorted(found):
-        merged: list[list[float]] = []
-        for start, end, where in sorted(found[i]):
-            if merged and start < merged[-1][1]:
-                raise UserError(
-                    f"{where}: client {i}'s window [{start:g}, {end:g}) overlaps "
-                    f"another of its windows, which lasts until {merged[-1][1]:g}"
-                )
-            # Windows that touch are one, so that nothing is rounded where they meet.
-            if merged and start == merged[-1][1]:
-                merged[-1][1] = end
-            else:
-                merged.append([start, end])
-        online[i] = np.array(merged, np.float64)
+    for client, rows in table.sort_values(["start", "end"]).groupby("client"):
+        start, end = rows["start"].to_numpy(), rows["end"].to_numpy()
+        is_wrong = (end <= start) | np.append(False, start[1:] < end[:-1])
+        if is_wrong.any():
+            k = int(is_wrong.argmax())
+            raise UserError(
+                f"{path}, line {rows.index[k]}: client {client:.0f}'s window "
+                f"[{start[k]:g}, {end[k]:g}): expected end > start, and windows of a "
+                "client that do not overlap"
+            )
+        # Windows that touch are one, so that nothing is rounded where they meet.
+        apart = start[1:] > end[:-1]
+        first, last = start[np.append(True, apart)], end[np.append(apart, True)]
+        online[int(client)] = np.stack([first, last], axis=1)
     return online

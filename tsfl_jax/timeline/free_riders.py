@@ -47,10 +47,10 @@ def make_free_riders(
     here = free_rider if client is None else free_rider[client]
     if kind == "visit":
         away = (np.arange(intervals) // period) % 2 == 1
-        done = np.where(away[:, None] & here, 0, tau).astype(np.int32)
-        return done, done, free_rider
+        tau = np.where(away[:, None] & here, 0, tau).astype(np.int32)
+        return tau, tau, free_rider
     busiest = tau.max(axis=1, keepdims=True)
-    there = here & (tau > 0)  # an absent client reports nothing
+    idles = here & (tau > 0)  # an absent client reports nothing
     least = np.minimum(tau, 1) if kind == "claim" else 0
-    done = np.where(there, least, tau).astype(np.int32)
-    return done, np.where(there, busiest, tau).astype(np.int32), free_rider
+    reported = np.where(idles, busiest, tau).astype(np.int32)
+    return np.where(idles, least, tau).astype(np.int32), reported, free_rider

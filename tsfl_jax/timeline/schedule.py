@@ -12,14 +12,13 @@ three leaves the others as they were.
 """
 
 import functools
-import hashlib
-import pathlib
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax.components import Part, check_name
-from tsfl_jax.timeline import csv_rows, distributions
+from tsfl_jax.timeline import distributions
+from tsfl_jax.timeline.csv_tables import Column, read_table
 from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import INT32_MAX, Delivery, Schedule, UserError
 
@@ -43,11 +42,9 @@ _CASE3_SIZES = (
     (1280 / 1024, 250 / 1024),
     (1536 / 1024, 300 / 1024),
 )
-_COLUMNS = ("interval", "client", "tau", "size")
 _TRACE = "--config.schedule.trace"
 _TAU = "--config.schedule.tau_groups"
 SIZES = "--config.schedule.size_groups"
-_SMALL = 50_000  # T·N of a trace that is kept for the next runs
 
 Table = Int[np.ndarray, "T N"]
 Notes = tuple[str, ...]
@@ -77,7 +74,9 @@ def make_schedule(
       tau: explicit only, G ≤ N numbers ≥ 0, one per client or group.
       tau_groups: distribution only, G ≤ N texts, see `distributions`; floored, ≥ 0.
       size_groups: likewise, instead of the kind's own sizes, ≥ 1; not for trace.
-      trace: trace only, a CSV file, see `read_trace`.
+      trace: trace only, a CSV file with the columns interval, client, tau and,
+        optionally, size; counting starts at 0. A client is away in an interval without
+        a row, and keeps its largest size, so that its absence never asks for more data.
       upload_above: a client with τ ≤ this cannot upload: its τ becomes 0.
       dropout: in [0, 1), chance that a client is away in an interval (τ = 0).
       all_work: DMS's K counts the τ of clients that cannot upload as well.
@@ -92,11 +91,14 @@ def make_schedule(
 
     Source: section V, Cases 1–3; the second parameter of N is a standard deviation.
     """
-    _check(kind, num_intervals, num_clients, data_size, upload_above, dropout)
+    check_name("--config.schedule.kind", kind, SCHEDULES)
+    check("schedule.data_size", data_size)
+    check("schedule.upload_above", upload_above)
+    check("schedule.dropout", dropout)
     shape = num_intervals, num_clients
     tau_rng, size_rng, dropout_rng = rng.spawn(3)
     if kind == "trace":
-        drawn, size = read_trace(trace, *shape, data_size)
+        drawn, size = _read_trace(trace, *shape, data_size)
         notes = _absent(trace, drawn)
     else:
         drawn = _draw_tau(kind, tau, tau_groups, shape, tau_rng)
@@ -104,7 +106,7 @@ def make_schedule(
     # Drawn always, so that a dropout rate of 0 changes nothing else.
     away = dropout_rng.random(shape) < dropout
     threshold = np.where(away, 0, drawn).mean(axis=1) if all_work else None
-    drawn = np.where(cannot_upload(drawn, upload_above) | away, 0, drawn)
+    drawn = np.where(away | (drawn <= upload_above), 0, drawn)
     counts = drawn.astype(np.int32), size.astype(np.int32)
     return complete(*counts, threshold=threshold, notes=notes)
 
@@ -154,87 +156,24 @@ def complete(
     )
 
 
-def read_trace(
-    path: str, num_intervals: int, num_clients: int, data_size: int
-) -> tuple[Table, Table]:
-    """Read a measured schedule from a CSV file.
-
-    The header names the columns interval, client, tau and, optionally, size. Counting
-    starts at 0. A pair (interval, client) without a row means that the client is away.
-
-    Args:
-      path: CSV file, UTF-8 with or without a byte-order mark.
-      num_intervals: T; intervals in the file are in [0, T).
-      num_clients: N; clients in the file are in [0, N).
-      data_size: samples of a client where the file gives no size.
-
-    Returns:
-      τ ``[T, N]`` int64, 0 where a client is away, and sizes ``[T, N]`` int64 ≥ 1.
-      While a client is away it keeps its largest size, so that its absence never asks
-      for more data.
-
-    Raises:
-      UserError: anything malformed, with file and line.
-    """
+def _read_trace(path: str, T: int, N: int, data_size: int) -> tuple[Table, Table]:
+    """τ ``[T, N]`` int64, 0 where a client is away, and sizes likewise, ≥ 1."""
     if not path:
         raise UserError(f"--config.schedule.kind=trace needs {_TRACE}")
-    given = path, num_intervals, num_clients, data_size
-    if num_intervals * num_clients > _SMALL:
-        return _parsed(*given)
-    try:
-        content = pathlib.Path(path).expanduser().read_bytes()
-    except OSError:  # `_parsed` says what is wrong
-        return _parsed(*given)
-    return _parsed_once(*given, hashlib.sha256(content).digest())
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed_once(
-    path: str, num_intervals: int, num_clients: int, data_size: int, digest: bytes
-) -> tuple[Table, Table]:
-    """`_parsed`, once for the runs of a sweep that share a file."""
-    del digest  # only says whether the file is still the same
-    tables = _parsed(path, num_intervals, num_clients, data_size)
-    for table in tables:
-        table.flags.writeable = False
-    return tables
-
-
-def _parsed(
-    path: str, num_intervals: int, num_clients: int, data_size: int
-) -> tuple[Table, Table]:
-    """τ and sizes of a trace, see `read_trace`."""
-    shape = (num_intervals, num_clients)
-    given: dict[tuple[int, int], str] = {}  # where
-    tau, size = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for row in csv_rows.read_rows(path, _COLUMNS[:3], _COLUMNS[3:], flag=_TRACE):
-        where, cells = row
-        t = csv_rows.whole_number(row, "interval", 0, num_intervals - 1)
-        i = csv_rows.whole_number(row, "client", 0, num_clients - 1)
-        if (t, i) in given:
-            first = given[t, i].rsplit(", ", 1)[-1]
-            raise UserError(
-                f"{where}: interval {t}, client {i} is given twice, first in {first}"
-            )
-        given[t, i] = where
-        tau[t, i] = csv_rows.whole_number(row, "tau", 0, INT32_MAX)
-        size[t, i] = data_size
-        if cells.get("size"):
-            size[t, i] = csv_rows.whole_number(row, "size", 1, INT32_MAX)
+    columns = {
+        "interval": Column(high=T - 1, whole=True),
+        "client": Column(high=N - 1, whole=True),
+        "tau": Column(high=INT32_MAX, whole=True),
+        "size": Column(1, INT32_MAX, whole=True, optional=True),
+    }
+    table = read_table(path, columns, key=["interval", "client"], flag=_TRACE)
+    table = table.fillna({"size": data_size}).astype(np.int64)
+    tau, size = np.zeros((2, T, N), np.int64)
+    place = table["interval"], table["client"]
+    tau[place], size[place] = table["tau"], table["size"]
     largest = size.max(axis=0)
     # A client that is always away has no size of its own.
     return tau, np.where(size > 0, size, np.where(largest > 0, largest, data_size))
-
-
-def _check(
-    kind: str, T: int, N: int, data_size: int, upload_above: int, dropout: float
-) -> None:
-    check_name("schedule.kind", kind, SCHEDULES)
-    check("num_intervals", T)
-    check("num_clients", N)
-    check("schedule.data_size", data_size)
-    check("schedule.upload_above", upload_above)
-    check("schedule.dropout", dropout)
 
 
 def _draw_tau(
@@ -266,7 +205,7 @@ def tau_texts(
     if not groups:
         raise UserError(f"--config.schedule.kind={kind} needs --config.schedule.{name}")
     if name:  # the groups of a case may stay empty
-        _check_groups(name, len(groups), N)
+        distributions.check_groups(f"schedule.{name}", len(groups), N)
     if kind != "explicit":
         return tuple(map(str, groups))
     for value in tau:
@@ -285,10 +224,8 @@ def _draw_sizes(
     shape: tuple[int, int],
     rng: np.random.Generator,
 ) -> tuple[Table, Notes]:
-    """Sizes that do not exceed their distribution's limit, and a note on those cut off.
-
-    Without the limit a longer run would ask for ever more data.
-    """
+    """Sizes up to their distribution's limit, and a note on those cut off."""
+    # Without the limit a longer run would ask for ever more data.
     T, N = shape
     groups = size_texts(kind, groups, data_size, N)
     group = np.arange(N) % len(groups)
@@ -311,7 +248,7 @@ def size_texts(
     Raises:
       UserError: more than clients.
     """
-    _check_groups("size_groups", len(groups), N)
+    distributions.check_groups("schedule.size_groups", len(groups), N)
     if not groups and kind == "case3":
         return tuple(
             f"normal({m * data_size!r},{s * data_size!r})" for m, s in _CASE3_SIZES
@@ -329,30 +266,10 @@ def cut_off(
     return np.minimum(size, most.clip(max=INT32_MAX).astype(np.int64)[group])
 
 
-def cannot_upload(tau: Table, upload_above: int) -> np.ndarray:
-    """Whether a client does too few iterations to upload, ``[T, N]`` bool."""
-    if upload_above and tau.max() <= upload_above:
-        raise UserError(
-            f"--config.schedule.upload_above={upload_above}: no client ever does more "
-            f"than {tau.max()} local iterations, so no client would upload"
-        )
-    return tau <= upload_above
-
-
 def _absent(trace: str, tau: Table) -> Notes:
     """A note on the pairs that a trace leaves out."""
-    missing = int((tau == 0).sum())
-    if not missing:
-        return ()
-    return (
-        f"{trace}: {missing} of {tau.size} pairs of interval and client have no row, "
-        "or tau 0: those clients are away",
+    note = (
+        f"{trace}: {(tau == 0).sum()} of {tau.size} pairs of interval and client have "
+        "no row, or tau 0: those clients are away"
     )
-
-
-def _check_groups(name: str, groups: int, N: int) -> None:
-    if groups > N:
-        raise UserError(
-            f"--config.schedule.{name} has {groups} entries for "
-            f"--config.num_clients={N}; expected at most one per client"
-        )
+    return () if tau.all() else (note,)

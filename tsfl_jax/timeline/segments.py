@@ -135,21 +135,20 @@ def of_schedule(
       `Segment`s by client, in intervals, not seconds; the rest is WAITING or IDLE.
     """
     intervals, clients = len(tau), range(tau.shape[1])
-    H, found = max(int(tau.max(initial=1)), 1), []
+    H, bars = max(int(tau.max(initial=1)), 1), []
     if client is not None:
         clients = _some(np.unique(client[tau > 0]).tolist())
-        several = [np.where(client == i, tau, 0).max(1) for i in clients]
-        tau = np.stack(several, 1)
+        tau = np.stack([np.where(client == i, tau, 0).max(1) for i in clients], 1)
     for column, i in enumerate(clients):
         for t in range(intervals):
             work = int(tau[t, column])
             edges = [t + h / H for h in range(work + 1)]
             pairs = zip(edges[:-1], edges[1:], strict=True)
-            found += [Segment(i, ITERATION, a, b) for a, b in pairs]
+            bars += [Segment(i, ITERATION, a, b) for a, b in pairs]
             if work < H:
                 kind = WAITING if client is None or i in client[t] else IDLE
-                found.append(Segment(i, kind, edges[-1], float(t + 1)))
-    return found
+                bars.append(Segment(i, kind, edges[-1], float(t + 1)))
+    return bars
 
 
 def shares(segments: Iterable[Segment]) -> dict[str, float]:

@@ -15,19 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tsfl_jax.timeline import crowd, ticks
-from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening, with_tiers
+from tsfl_jax.timeline import cohort, crowd, ticks, trace
+from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import ClientTimes, ExactFleet, Fleet, expected, finish
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.timeline_settings import check
-from tsfl_jax.timeline.trace import (
-    Simulation,
-    Task,
-    Update,
-    add_round,
-    begin,
-    make_simulation,
-)
+from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
 from tsfl_jax.types import INT32_MAX, UserError
 
 
@@ -49,7 +42,7 @@ def sfl(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulatio
     Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", 2017.
     """
-    return _tier_rounds(*given(fleet, horizon, iterations), iterations)
+    return _tier_rounds(*cohort.in_ticks(fleet, horizon, iterations), iterations)
 
 
 def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
@@ -64,7 +57,7 @@ def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulat
     Source: Z. Li et al., "ESync: Accelerating Intra-Domain Federated Learning in
     Heterogeneous Data Centers", 2020.
     """
-    cohorts, end = given(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
     counts = functools.partial(_while_the_slowest, cohorts.fleet, iterations)
     return _tier_rounds(cohorts, end, iterations, counts)
 
@@ -73,9 +66,9 @@ def _while_the_slowest(
     fleet: ExactFleet, iterations: int, ids: Sequence[int]
 ) -> list[int]:
     """Iterations that ESync's clients do while the slowest does H."""
-    each = [(d + u, step) for d, step, u in (expected(fleet, i) for i in ids)]
-    slowest = max((rest + iterations * step for rest, step in each), default=0)
-    counts = [max((slowest - rest) // step, iterations) for rest, step in each]
+    times = [(d + u, step) for d, step, u in (expected(fleet, i) for i in ids)]
+    slowest = max((sent + iterations * step for sent, step in times), default=0)
+    counts = [max((slowest - sent) // step, iterations) for sent, step in times]
     if (most := max(counts, default=0)) > INT32_MAX:
         raise UserError(
             f"--config.timeline.speed: client {ids[counts.index(most)]} does "
@@ -107,7 +100,7 @@ def fedat(
     Source: Z. Chai et al., "FedAT: A High-Performance and Communication-Efficient
     Federated Learning System with Asynchronous Tiers", SC 2021.
     """
-    cohorts, end = given(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
     if cohorts.crowd is not None:
         total = crowd.task_seconds(cohorts.crowd, iterations)
         order = np.argsort(total, kind="stable").astype(np.int32)
@@ -119,7 +112,7 @@ def fedat(
     check("timeline.tiers", tiers, N, "num_clients")
     edges = [-(-m * N // tiers) for m in range(tiers + 1)]
     members = [np.sort(order[a:b]) for a, b in itertools.pairwise(edges)]
-    return _tier_rounds(with_tiers(cohorts, members), end, iterations)
+    return _tier_rounds(cohort.with_tiers(cohorts, members), end, iterations)
 
 
 def _tier_rounds(
@@ -131,20 +124,20 @@ def _tier_rounds(
     """Synchronous rounds of each tier; counts: of iterations, of a round's clients."""
     updates: list[Update] = []
     begun: list[Task] = []  # without those of the rounds that go on
-    # A heap of rounds that end; one without tasks is to begin then.
+    # A heap of rounds that end; one without tasks is to trace.begin then.
     ends: list[tuple[Ticks, int, int, list[Task]]] = []
 
     def start(tier: int, number: int, now: Ticks) -> None:
         for k in range(number, number + cohorts.patience):
-            if (first := opening(cohorts, now, tier)) > now:
+            if (first := cohort.opening(cohorts, now, tier)) > now:
                 heapq.heappush(ends, (first, tier, k, []))
                 return
-            ids = ask(cohorts, k, now, tier)
-            several = counts(ids) if counts else [iterations] * len(ids)
+            ids = cohort.ask(cohorts, k, now, tier)
+            iterations_of = counts(ids) if counts else [iterations] * len(ids)
             new = {"version": len(updates), "now": now}
             tasks = [
                 begin(cohorts.fleet, i, k, **new, iterations=count)
-                for i, count in zip(ids, several, strict=True)
+                for i, count in zip(ids, iterations_of, strict=True)
             ]
             end = _ending(tasks, cohorts.size)[1]
             if end < math.inf:
@@ -162,13 +155,13 @@ def _tier_rounds(
         ended, _ = _ending(tasks, cohorts.size)
         begun += [task._replace(until=now) for task in ended]
         # Who has not finished gives this task up for that of the next round.
-        there = {task.client for task in ended}
+        finished = {task.client for task in ended}
         begun += [
             task._replace(stop=now)
             for task in tasks
-            if task.client not in there and task.start < now
+            if task.client not in finished and task.start < now
         ]
-        add_round(updates, ended, now, tier)
+        trace.add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
     begun += [task for *_, tasks in ends for task in tasks]
     width, fleet = cohorts.size, cohorts.everyone
@@ -176,11 +169,7 @@ def _tier_rounds(
 
 
 def _ending(tasks: Sequence[Task], quota: int) -> tuple[list[Task], Ticks]:
-    """The tasks that end in a round, and when it does; inf: it does not.
-
-    It ends with the delivery that fills the quota; where so many do not arrive, with
-    the last task that ends.
-    """
+    """The tasks that end in a round, and when the quota is full, or all have ended."""
     ends = sorted(task for task in tasks if task.arrival < math.inf)
     arrived = [task for task in ends if not task.lost]
     if len(arrived) < quota:
@@ -216,7 +205,7 @@ def fedcs(
     time of each client's own instead of a multicast to all.
     """
     check("timeline.deadline", deadline)
-    cohorts, until = given(fleet, horizon, iterations)
+    cohorts, until = cohort.in_ticks(fleet, horizon, iterations)
     clients, longest, J = cohorts.fleet, ticks.of(deadline), cohorts.fleet.draws
     silent = clients._replace(of=lambda i: _silent(clients.of(i)))
     # J times when a client is expected to be ready, and to upload.
@@ -225,8 +214,8 @@ def fedcs(
     numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
     now: Ticks = 0
     for number in itertools.count():
-        now = opening(cohorts, now)
-        ids = ask(cohorts, number, now)
+        now = cohort.opening(cohorts, now)
+        ids = cohort.ask(cohorts, number, now)
         for i in (i for i in ids if i not in ready):
             d, step, upload[i] = expected(clients, i)
             ready[i] = d + iterations * step
@@ -246,7 +235,7 @@ def fedcs(
         if now > until:
             break
         begun += tasks
-        add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
+        trace.add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
     return make_simulation(updates, begun, 0, cohorts.everyone, until, iterations)
 
 
@@ -263,11 +252,7 @@ def _first_able(
     now: Ticks,
     deadline: float,
 ) -> Ticks:
-    """When the next client is online that should meet the deadline.
-
-    Raises:
-      UserError: no client should.
-    """
+    """When the next client is online that should meet the deadline, if any can."""
     if not able:
         fastest = ticks.seconds(min(ready[i] + upload[i] for i in ready)) / fleet.draws
         raise UserError(
@@ -280,12 +265,9 @@ def _first_able(
 def _upload_in_turn(
     fleet: ExactFleet, tasks: Sequence[Task], limit: Ticks
 ) -> tuple[list[Task], Ticks]:
-    """The tasks of a round as their uploads end, and when the round ends.
-
-    Uploads go in the order in which clients are ready (ties: smaller id), also if the
-    next one is offline. An upload that would end after the limit is dropped, but keeps
-    the channel until then.
-    """
+    """The tasks of a round as their uploads end, and when the round ends."""
+    # In the order in which clients are ready (ties: smaller id), offline or not. One
+    # that would end after the limit is dropped, but keeps the channel until then.
     channel: Ticks = 0
     turns: list[Task] = []
     for task in sorted(tasks):
@@ -302,11 +284,8 @@ def _upload_in_turn(
 def _greedy(
     clients: list[int], ready: dict[int, int], upload: dict[int, int], deadline: Ticks
 ) -> list[int]:
-    """Clients in the order of selection; all times are J times the expected ones.
-
-    Adds the client that makes the round longest by least (ties: smaller id), while the
-    round is expected to end by the deadline.
-    """
+    """Clients by selection: first who makes the round longer by least, then the id."""
+    # Until it would end after the deadline. All times are J times the expected ones.
     left, picked, now = list(clients), [], 0
     while left:
         ends = [max(now, ready[i]) + upload[i] for i in left]

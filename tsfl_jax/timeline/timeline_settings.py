@@ -25,7 +25,6 @@ class ScheduleConfig:
         "pass",
         "one local iteration: a pass over the data or a step",
         ("pass", "step"),
-        static=True,
     )
     upload_above: int = setting(0, "client selection: upload only if τ > this", low=0)
     dropout: float = setting(

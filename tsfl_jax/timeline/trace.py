@@ -65,7 +65,7 @@ class Update(NamedTuple):
     """One row of a trace before it is padded."""
 
     time: Ticks
-    tasks: Sequence[Task]
+    tasks: list[Task]
     group: int = 0
 
 
@@ -103,16 +103,9 @@ def begin(
     work = work_of(fleet, client, number * iterations, iterations)
     work += times.download.item(k) + times.upload.item(k)
     arrival = finish(fleet, client, start, work)
+    lost, first = times.lost.item(k), number * iterations
     return Task(
-        arrival,
-        client,
-        number,
-        version,
-        iterations,
-        start,
-        lost=times.lost.item(k),
-        stop=arrival,
-        first=number * iterations,
+        arrival, client, number, version, iterations, start, lost, arrival, first
     )
 
 
@@ -167,25 +160,26 @@ def make_simulation(
             fate = LOST
         next_update = times[bisect.bisect_left(times[:-1], task.stop)]
         until = counted.get(name) or task.until or next_update
-        tasks[name] = task._replace(
-            until=ticks.seconds(last if fate == OPEN else until),
-            arrival=ticks.seconds(task.arrival),
-            start=ticks.seconds(task.start),
-            stop=ticks.seconds(task.stop),
-            fate=fate,
-        )
-    return Simulation(_trace(updates, width), [tasks[name] for name in sorted(tasks)])
+        task = task._replace(until=last if fate == OPEN else until, fate=fate)
+        tasks[name] = in_seconds(task)
+    return Simulation(trace_of(updates, width), [tasks[name] for name in sorted(tasks)])
 
 
-def _trace(updates: Sequence[Update], width: int) -> Trace:
+def in_seconds(task: Task) -> Task:
+    """A task whose times are in seconds."""
+    names = "arrival", "start", "stop", "spent", "until"
+    return task._replace(**{n: ticks.seconds(getattr(task, n)) for n in names})
+
+
+def trace_of(updates: Sequence[Update], width: int) -> Trace:
     """The updates' tasks as rows of one width."""
 
     def column(name: str, empty: int | float, dtype: type) -> np.ndarray:
         out = np.full((len(updates), width), empty, dtype)
         unit = ticks.SECOND if dtype is np.float64 else 1
         for r, update in enumerate(updates):
-            each = [getattr(task, name) / unit for task in update.tasks]
-            out[r, : len(each)] = each
+            cells = [getattr(task, name) / unit for task in update.tasks]
+            out[r, : len(cells)] = cells
         return out
 
     return Trace(
@@ -210,11 +204,7 @@ def add_round(
 
 
 def in_ticks(fleet: Fleet, horizon: float, iterations: int) -> tuple[ExactFleet, Ticks]:
-    """The fleet and the horizon in ticks, for a framework with tasks of H iterations.
-
-    Raises:
-      UserError: what no such framework accepts.
-    """
+    """The fleet and the horizon in ticks; raises as `end_of`."""
     check("num_clients", len(fleet.iteration))
     return exact(fleet), end_of(horizon, iterations)
 
@@ -225,10 +215,6 @@ def end_of(horizon: float, iterations: int) -> Ticks:
     Raises:
       UserError: what no such framework accepts.
     """
-    if not 1 / ticks.SECOND <= horizon < math.inf:
-        raise UserError(
-            "--config.num_intervals times --config.schedule.interval_seconds is "
-            f"{horizon} s: must be finite and > 0, at least {1 / ticks.SECOND:g}"
-        )
+    check("schedule.interval_seconds", horizon)
     check("timeline.local_iterations", iterations)
     return ticks.of(horizon)

@@ -82,7 +82,7 @@ class Uplink(NamedTuple):
     receive: Callable[[Params, PRNGKey, Any], Params] = _same_sum
     # (bits of the links before, shapes of the variables, settings) -> bits
     bits: Callable[[Traffic, Params, Any], Traffic] = _same_bits
-    section: type | None = None  # the component with its settings
+    section: Any = None  # the component with its settings
     # settings -> whether they put it in the chain; None: `uplink.chain` names it
     applies: Callable[[Any], bool] | None = None
     # Whether its state is variables by path that are results of a run, {path: leaf}.

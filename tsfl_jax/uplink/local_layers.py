@@ -17,6 +17,7 @@ with Layerwise Asynchronous Model Update and Temporally Weighted Aggregation", I
 TNNLS 2020.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from tsfl_jax.components import component, setting
 from tsfl_jax.types import Array, Params, UserError
 from tsfl_jax.uplink.base import Task, Traffic, Uplink
 
-Leaves = dict[str, Array]  # the layers by path, {"params/Dense_1/kernel": array}
+Leaves = Mapping[str, Array]  # the layers by path, {"params/Dense_1/kernel": array}
 
 
 @component("model")

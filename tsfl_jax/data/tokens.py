@@ -29,37 +29,37 @@ class TextConfig:
     )
 
 
-def split(text: str, tokens: str) -> Sequence[str]:
+def split(text: str, unit: str) -> Sequence[str]:
     """The characters of a text, or its words between spaces."""
-    return text if tokens == "characters" else text.split()
+    return text if unit == "characters" else text.split()
 
 
-def vocabulary(texts: Iterable[str], tokens: str, most: int) -> dict[str, int]:
+def vocabulary(texts: Iterable[str], unit: str, most: int) -> dict[str, int]:
     """The most frequent characters or words, in this order, from `RESERVED` on.
 
     Args:
       texts: of the training samples.
-      tokens: "characters" or "words".
+      unit: "characters" or "words".
       most: ≥ 1, of them; of equally frequent ones the first in sorted order.
     """
-    count = collections.Counter(part for t in texts for part in split(t, tokens))
+    count = collections.Counter(part for t in texts for part in split(t, unit))
     ranked = sorted(count, key=lambda part: (-count[part], part))[:most]
     return {part: RESERVED + i for i, part in enumerate(ranked)}
 
 
 def rows(
-    texts: Sequence[str], known: dict[str, int], tokens: str, length: int
+    texts: Sequence[str], vocabulary: dict[str, int], unit: str, length: int
 ) -> Int[np.ndarray, "M S"]:
     """One row per text, its last `length` tokens, with padding before them."""
-    found = np.full((len(texts), length), PADDING, np.int32)
-    for row, text in zip(found, texts, strict=True):
-        ids = [known.get(part, UNKNOWN) for part in split(text, tokens)[-length:]]
+    table = np.full((len(texts), length), PADDING, np.int32)
+    for row, text in zip(table, texts, strict=True):
+        ids = [vocabulary.get(part, UNKNOWN) for part in split(text, unit)[-length:]]
         row[length - len(ids) :] = ids
-    return found
+    return table
 
 
 def sequences(
-    texts: Sequence[str], known: dict[str, int], tokens: str, length: int
+    texts: Sequence[str], vocabulary: dict[str, int], unit: str, length: int
 ) -> tuple[Int[np.ndarray, "M S1"], Int[np.ndarray, "M"]]:
     """Rows of S + 1 tokens, of which each but the first is predicted from those before.
 
@@ -68,8 +68,8 @@ def sequences(
 
     Args:
       texts: any number of them.
-      known: from `vocabulary`.
-      tokens: "characters" or "words".
+      vocabulary: from the function of this name.
+      unit: "characters" or "words".
       length: S ≥ 1.
 
     Returns:
@@ -78,12 +78,12 @@ def sequences(
     As McMahan et al. (2017) and FedJAX have it for Shakespeare, except that two texts
     are never in one row.
     """
-    found, source = [], []
+    table, text_of_row = [], []
     for number, text in enumerate(texts):
-        inner = [known.get(part, UNKNOWN) for part in split(text, tokens)]
+        inner = [vocabulary.get(part, UNKNOWN) for part in split(text, unit)]
         ids = [BEGINNING, *inner, END]
         for start in range(0, len(ids) - 1, length):
             row = ids[start : start + length + 1]
-            found.append(row + [PADDING] * (length + 1 - len(row)))
-            source.append(number)
-    return np.array(found, np.int32).reshape(-1, length + 1), np.array(source, int)
+            table.append(row + [PADDING] * (length + 1 - len(row)))
+            text_of_row.append(number)
+    return np.array(table, np.int32).reshape(-1, length + 1), np.array(text_of_row, int)

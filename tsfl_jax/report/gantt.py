@@ -50,7 +50,7 @@ LOOKS = {
 class Timeline(NamedTuple):
     """Activities and updates; in seconds, or in intervals without a virtual clock."""
 
-    found: list[segments.Segment]
+    bars: list[segments.Segment]
     tasks: list[Task]
     updates: np.ndarray  # [R], when the global updates are
     tier: dict[int, int]  # of each client that delivers, with tiers only
@@ -65,16 +65,15 @@ def window(timeline: Timeline) -> float:
     At least four updates, and one and a half times the first task of 90 % of the
     clients.
     """
-    last = float(timeline.updates[-1])
     end = float(timeline.updates[: 4 if timeline.seconds else 8][-1])
-    first: dict[int, float] = {}
+    arrivals: dict[int, float] = {}
     for task in timeline.tasks:
         if task.arrival < math.inf:
-            first.setdefault(task.client, task.arrival)
-    if first:
+            arrivals.setdefault(task.client, task.arrival)
+    if arrivals:
         # The slowest clients would leave too little width for the others.
-        end = max(end, 1.5 * float(np.quantile(list(first.values()), 0.9)))
-    return min(end, last)
+        end = max(end, 1.5 * float(np.quantile(list(arrivals.values()), 0.9)))
+    return min(end, float(timeline.updates[-1]))
 
 
 def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
@@ -98,21 +97,19 @@ class _Chart(NamedTuple):
 
 def _chart(line: Timeline, end: float, most: int) -> _Chart:
     """All clients, or `most` of them at even distances, until `end`."""
-    ids = np.array(sorted({s.client for s in line.found}))
+    ids = np.array(sorted({bar.client for bar in line.bars}))
     places = np.linspace(0, len(ids) - 1, min(most, len(ids))).round().astype(int)
     last = max(line.tier.values(), default=0) + 1
     clients = sorted(ids[places].tolist(), key=lambda i: (line.tier.get(i, last), i))
-    names = [str(i) for i in clients]
-    if line.tier:
-        names = [f"{i}, tier {line.tier.get(i, '–')}" for i in clients]
+    tiers = {i: f", tier {line.tier.get(i, '–')}" if line.tier else "" for i in clients}
     row = {client: k for k, client in enumerate(clients)}
-    bars = [(row[s.client], s) for s in line.found if s.client in row and s.start < end]
+    bars = [(row[s.client], s) for s in line.bars if s.client in row and s.start < end]
     kinds = {s.kind for _, s in bars}
     labels = {kind: look.label for kind, look in LOOKS.items() if kind in kinds}
     if segments.WAITING in kinds and not line.seconds:
         labels[segments.WAITING] = f"rest of H = {line.most}"
     return _Chart(
-        names,
+        [f"{i}{tiers[i]}" for i in clients],
         sorted(bars, key=lambda bar: bar[1].start),
         labels,
         [(row[i], at) for i, at in losses(line, end) if i in row],
@@ -132,35 +129,31 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
       Lines with the global updates, at most 20 clients, the time, a legend.
     """
     chart = _chart(timeline, end, _ROWS)
-    names = [*(f"client {name}" for name in chart.names), "updates"]
+    names = ["updates", *(f"client {name}" for name in chart.names)]
     margin = max(map(len, names)) + 1
     columns = width - margin
     rows = np.full((len(names), columns), " ")
 
     def column(at: Any) -> Any:  # the characters that end then, or the nearest ones
-        found = np.ceil(np.divide(at, end) * columns).astype(int) - 1
-        return np.clip(found, 0, columns - 1)
+        places = np.ceil(np.divide(at, end) * columns).astype(int) - 1
+        return np.clip(places, 0, columns - 1)
 
-    rows[-1, column(chart.updates)] = "|"
+    rows[0, column(chart.updates)] = "|"
     middle = (np.arange(columns) + 0.5) * end / columns
-    number = [-1] * len(names)
-    for row, (_, kind, first, last) in chart.bars:
+    number = [-1] * len(chart.names)
+    for row, (_, kind, start, stop) in chart.bars:
         number[row] += kind == segments.ITERATION
         ink = LOOKS[kind].ink
-        rows[row, (middle >= first) & (middle < last)] = ink[number[row] % len(ink)]
+        rows[1 + row, (middle >= start) & (middle < stop)] = ink[number[row] % len(ink)]
     for row, at in chart.losses:
-        rows[row, column(at)] = "x"
-    texts = [f"{n:<{margin}}{''.join(row)}" for n, row in zip(names, rows, strict=True)]
-    right = f"{end:.4g} {'s' if timeline.seconds else 'intervals'}"
-    legend = [
-        f"{LOOKS[k].ink.strip() or 'blank:'} {v}" for k, v in chart.labels.items()
-    ]
-    legend += ["x lost or given up"] if chart.losses else []
-    lines = [
-        *(texts[-1:] + texts[:-1]),
-        f"{'':<{margin}}0{right:>{columns - 1}}",
-        textwrap.fill(", ".join([*legend, "| global update"]), width),
-    ]
+        rows[1 + row, column(at)] = "x"
+    lines = [f"{n:<{margin}}{''.join(row)}" for n, row in zip(names, rows, strict=True)]
+    unit = "s" if timeline.seconds else "intervals"
+    lines.append(f"{'':<{margin}}0{f'{end:.4g} {unit}':>{columns - 1}}")
+    inks = {kind: LOOKS[kind].ink.strip() or "blank:" for kind in chart.labels}
+    legend = [f"{inks[kind]} {label}" for kind, label in chart.labels.items()]
+    legend += ["x lost or given up"] * bool(chart.losses) + ["| global update"]
+    lines.append(textwrap.fill(", ".join(legend), width))
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -180,12 +173,12 @@ def figure_of(
     chart = _chart(line, end, _BARS)
     figure, axes = style.figure_of(1.35 + 0.17 * max(len(chart.names), 4))
     axes.grid(visible=False)
-    parts: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for row, (_, kind, first, last) in chart.bars:
-        parts.setdefault((row, kind), []).append((first, min(last, end) - first))
-    for (row, kind), ranges in parts.items():
+    ranges: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for row, (_, kind, start, stop) in chart.bars:
+        ranges.setdefault((row, kind), []).append((start, min(stop, end) - start))
+    for (row, kind), spans in ranges.items():
         half = LOOKS[kind].half
-        axes.broken_barh(ranges, (row - half, 2 * half), **LOOKS[kind].bar(), zorder=2)
+        axes.broken_barh(spans, (row - half, 2 * half), **LOOKS[kind].bar(), zorder=2)
     few = len(chart.updates) <= _LINES  # more of them in front would hide the bars
     look = {"color": "#000000", "linewidth": 0.9 if few else 0.5, "zorder": 1 + 2 * few}
     rows = -0.7, len(chart.names) - 0.4
@@ -206,8 +199,8 @@ def figure_of(
         axes.tick_params(axis="x", length=0)
     axes.set_yticks(range(len(chart.names)), chart.names, fontsize="small")
     axes.set_ylabel("client")
-    where = {"loc": "outside lower center", "ncols": min(len(handles), 4)}
-    figure.legend(handles=handles, **where, handlelength=2, fontsize="small")
+    labels = [handle.get_label() for handle in handles]
+    style.legend_below(figure, handles, labels)
     figure.suptitle(_title(line, chart, settings))
     return figure
 
@@ -215,10 +208,8 @@ def figure_of(
 def _title(line: Timeline, chart: _Chart, settings: Mapping[str, Any]) -> str:
     """Framework or schedule, and how much of the experiment the figure shows."""
     name, *_ = style.name_of(settings["timeline.framework"]).split(",")
-    if not line.seconds:
-        name = f"schedule {settings['schedule.kind']}"
-    clients = f"{settings['num_clients']} clients"
-    if len(chart.names) < settings["num_clients"]:
-        clients = f"{len(chart.names)} of {clients}"
-    words = f"{name}, {clients}, first {len(chart.updates)} of {len(line.updates)} "
-    return style.escape(f"{words}{'updates' if line.seconds else 'intervals'}")
+    name = name if line.seconds else f"schedule {settings['schedule.kind']}"
+    clients = f"{len(chart.names)} of {settings['num_clients']} clients"
+    unit = "updates" if line.seconds else "intervals"
+    updates = f"first {len(chart.updates)} of {len(line.updates)} {unit}"
+    return style.escape(f"{name}, {clients}, {updates}")

@@ -18,7 +18,7 @@ file of `configs/`, or in Python, `config.lr = 0.01`. `tsfl settings` prints
 this list and `tsfl settings data` one section. This page is made from
 `tsfl_jax.Config` by `tsfl settings --markdown > docs/settings.md`.
 """
-_TABLE = """
+_TABLE = """\
 | setting | default | values | what it is |
 |---|---|---|---|
 """
@@ -26,19 +26,18 @@ _TABLE = """
 
 def range_of(name: str) -> str:
     """The choices or bounds of a setting as text, "" if there are none."""
-    _, known = SETTINGS[name]
-    if known.choices:
-        return ", ".join(known.choices)
-    bounds = {"≥": known.low, ">": known.above, "≤": known.high, "<": known.below}
+    _, setting = SETTINGS[name]
+    bounds = {"≥": setting.low, ">": setting.above}
+    bounds |= {"≤": setting.high, "<": setting.below}
     limits = [f"{sign} {b:,.10g}" for sign, b in bounds.items() if math.isfinite(b)]
-    return " and ".join(limits)
+    return ", ".join(setting.choices or ()) or " and ".join(limits)
 
 
 def entry(name: str) -> str:
     """Two or more lines on a setting: name, default, type; help and range."""
-    kind, known = SETTINGS[name]
-    about = "; ".join(filter(None, (known.help, range_of(name))))
-    lines = textwrap.indent(textwrap.fill(about, _COLUMNS - 4), " " * 4)
+    kind, setting = SETTINGS[name]
+    text = "; ".join(filter(None, (setting.help, range_of(name))))
+    lines = textwrap.indent(textwrap.fill(text, _COLUMNS - 4), " " * 4)
     return f"--config.{name}={get(Config(), name)!r}  ({kind.__name__})\n{lines}"
 
 
@@ -48,30 +47,31 @@ def chosen(group: str) -> list[str]:
     Raises:
       UserError: no setting begins with that name.
     """
-    found = [n for n in SETTINGS if not group or f"{n}.".startswith(f"{group}.")]
-    if not found:
+    names = [n for n in SETTINGS if not group or f"{n}.".startswith(f"{group}.")]
+    if not names:
         groups = [*filter(None, dict.fromkeys(n.rpartition(".")[0] for n in SETTINGS))]
         raise UserError(
             f"{group}: there is no such group or setting"
             f"{nearest(group, [*groups, *SETTINGS])} (groups: {', '.join(groups)})"
         )
-    return found
+    return names
 
 
 def markdown() -> str:
     """The page docs/settings.md."""
-    page, last = _HEAD, None
-    for name, (kind, known) in SETTINGS.items():
+    page, section = _HEAD, None
+    for name, (kind, setting) in SETTINGS.items():
         group = name.rpartition(".")[0]
-        if group != last:
-            about = f"{get(Config(), group).__doc__.splitlines()[0]}\n" if group else ""
+        if group != section:
+            head = (
+                f"{get(Config(), group).__doc__.splitlines()[0]}\n\n" if group else ""
+            )
             title = f"`{group}`" if group else "The experiment"
-            page += f"\n## {title}\n{about and chr(10) + about}{_TABLE}"
-            last = group
-        default, values = f"`{get(Config(), name)!r}`", range_of(name) or kind.__name__
-        cells = " | ".join(
-            text.replace("|", "\\|")
-            for text in (f"`{name}`", default, values, known.help)
+            page += f"\n## {title}\n\n{head}{_TABLE}"
+            section = group
+        values = range_of(name) or kind.__name__
+        cells = f"`{name}`", f"`{get(Config(), name)!r}`", values, setting.help
+        page += (
+            f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
         )
-        page += f"| {cells} |\n"
     return page

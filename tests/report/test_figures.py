@@ -1,0 +1,226 @@
+"""Figures of runs and sweeps: lines, styles, panels and axes; never half-written."""
+
+import itertools
+
+import matplotlib.figure
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from tsfl_jax.report import bands, runs, statistics, table
+from tsfl_jax.report import style as plot_style
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.studies import paper_results
+from tsfl_jax.types import UserError
+
+LABELS = {"data": "digits $x$", "algorithm": "dms", "seed": 0}
+NAN = np.nan
+LENGTH = 6
+
+
+def sweep_of(points):
+    """The figure of a sweep: two seeds of each point."""
+    rows = [{**point, "seed": seed} for point in points for seed in range(2)]
+    accuracy = np.random.default_rng(0).uniform(0.9, 1.0, (len(rows), LENGTH))
+    swept = [*rows[0]]
+    dataset = table.of_sweep(swept, rows, {"test_accuracy": accuracy})
+    return bands.of_sweep(swept, rows, dataset, "title")
+
+
+def product(**swept):
+    values = itertools.product(*swept.values())
+    return [dict(zip(swept, point, strict=True)) for point in values]
+
+
+def looks(figure):
+    """(color, dashes) of every labeled line."""
+    return {
+        line.get_label(): f"{line.get_color()} {line._dash_pattern}"
+        for axes in figure.axes
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    }
+
+
+@pytest.mark.parametrize(
+    "swept",
+    [
+        {"lr": [0.1, 0.2, 0.3, 0.4]},
+        {"lr": list(np.geomspace(1e-3, 1, 12).round(6))},
+        {"algorithm": ["dms", "fedavg", "fedprox", "fedasync"], "lr": [0.1, 0.2, 0.3]},
+        {"lr": [0.1, 0.2], "mu": [0.1, 0.2], "gamma": [0.1, 0.3]},
+        {"algorithm": list(AGGREGATORS)[:12]},
+    ],
+)
+def test_every_line_has_a_style_of_its_own_and_accuracies_their_range(swept):
+    points = product(**swept)
+    figure = sweep_of(points)
+    lines = looks(figure)
+    assert len(lines) == len(points) == len(set(lines.values()))
+    assert len(figure.legends) == 1
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    for axes in figure.axes:
+        assert axes.get_legend() is None
+        assert not legend.overlaps(axes.get_window_extent())
+        low, high = axes.get_ylim()
+        assert low >= 0 and high <= 100
+
+
+def test_color_is_one_setting_and_dashes_another():
+    styles = plot_style.styles_of(product(algorithm=["dms", "fedavg"], lr=[0.1, 0.2]))
+    first, second, third, fourth = styles
+    dms, fedavg = (plot_style.style_of(rule, 0) for rule in ("dms", "fedavg"))
+    assert first["color"] == second["color"] == dms["color"]
+    assert third["color"] == fourth["color"] == fedavg["color"]
+    assert first["linestyle"] == third["linestyle"] != second["linestyle"]
+    assert second["linestyle"] == fourth["linestyle"]
+    # Dashes are the same in all colors, also of settings that single rules have.
+    points = [{"algorithm": "dms", "dms.coupling": c} for c in range(5)]
+    points += [{"algorithm": "fedprox", "mu": c} for c in range(5)]
+    styles = plot_style.styles_of(points)
+    dashes = [str(style["linestyle"]) for style in styles]
+    assert dashes[:5] == dashes[5:] and len({style["color"] for style in styles}) == 2
+
+
+def test_every_algorithm_has_a_style_that_survives_grey_print():
+    styles = {name: plot_style.style_of(name, 0) for name in AGGREGATORS}
+    for key in ("color", "linestyle", "marker"):
+        seen = [styles[name][key] for name in paper_results.ALGORITHMS]
+        assert len(set(seen)) == len(seen)
+    lines = {(style["color"], style["linestyle"]) for style in styles.values()}
+    names = {plot_style.name_of(name) for name in AGGREGATORS}
+    assert len(lines) == len(names) == len(styles)
+
+
+def test_four_lines_share_axes_and_more_have_panels_with_all_their_settings():
+    """Random points and points of a list: long titles are broken between settings."""
+    few = sweep_of(product(lr=[0.1, 0.2, 0.3, 0.4]))
+    assert len(few.axes) == 1 and len(few.axes[0].lines) == 4
+    points = [{"dms.coupling": c / 64, "mu": c / 32} for c in range(1, 6)]
+    many = sweep_of(points)
+    many.draw_without_rendering()
+    titles = [axes.title for axes in many.axes if axes.get_title()]
+    assert [title.get_text() for title in titles] == [
+        f"dms.coupling={c / 64}\nmu={c / 32}" for c in range(1, 6)
+    ]
+    boxes = [title.get_window_extent() for title in titles]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+def test_of_many_groups_those_with_the_best_end_are_shown():
+    frames = {
+        str(n): statistics.in_time([(np.arange(2.0), [0.9, n / 20])]) for n in range(15)
+    }
+    figure = bands.bands(frames, "title")
+    assert [axes.get_title() for axes in figure.axes] == [str(n) for n in range(3, 15)]
+    losses = bands.bands(frames, "title", y="test loss")
+    assert [axes.get_title() for axes in losses.axes] == [str(n) for n in range(12)]
+
+
+def test_frameworks_are_compared_in_panels_over_virtual_time():
+    time, accuracy = np.arange(1, 11.0), np.linspace(0.1, 0.99, 10)
+    labels = ["tsfl_dms", "tsfl", "sfl", "afl", "fedbuff", "fedat", "fedcs"]
+    labels += ["esync", "safa"]
+    curves = {name: statistics.in_time([(time, accuracy)] * 2) for name in labels}
+    few, many = (
+        bands.bands(dict(lines), "title", x=bands.SECONDS, target=0.5)
+        for lines in (list(curves.items())[:3], curves)
+    )
+    assert len(few.axes) == 1 and len(few.legends) == 1 and len(many.axes) == 9
+    for figure in (few, many):
+        assert figure.axes[0].get_ylim()[1] <= 100
+        assert figure.axes[0].get_lines()[-1].get_ydata()[0] == 50
+    assert len(set(looks(many).values())) == 9
+
+
+def history_of(intervals=12, clients=5, *, accuracy=None, evaluated=True):
+    """Of one run: what `curves` reads, and τ and ρ."""
+    rng, t = np.random.default_rng(0), np.arange(1.0, intervals + 1)
+    tau = rng.integers(0, 9, (intervals, clients))
+    return {
+        "test_accuracy": 1 - np.exp(-t / 5) if accuracy is None else accuracy + 0 * t,
+        "test_loss": 2 / t if evaluated else NAN * t,
+        "train_loss": 2.1 / t,
+        "tau": tau,
+        "rho": np.where(tau > 3, tau, 0) / np.maximum(tau.sum(1, keepdims=True), 1),
+    }
+
+
+@pytest.mark.parametrize(("intervals", "clients"), [(1, 1), (12, 3), (12, 200)])
+def test_pngs_have_ink_and_nothing_else_is_left(tmp_path, intervals, clients):
+    runs.write_figures(tmp_path, history_of(intervals, clients), LABELS)
+    assert {path.name for path in tmp_path.iterdir()} == set(runs.FIGURES)
+    for name in runs.FIGURES:
+        pixels = imread(tmp_path / name)[..., :3]
+        assert pixels.shape[1] > 1000
+        assert 0.01 < (pixels < 0.9).any(-1).mean() < 0.7
+
+
+def test_curves_show_the_numbers_of_the_history():
+    figure = runs.curves(history_of(), LABELS)
+    left, right = figure.axes
+    (line,) = left.lines
+    np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 13))
+    expected = 100 * (1 - np.exp(-np.arange(1, 13) / 5))
+    np.testing.assert_allclose(line.get_ydata(), expected)
+    train, test = right.lines
+    np.testing.assert_allclose(train.get_ydata()[[0, 1]], [2.1, 1.05])
+    np.testing.assert_allclose(test.get_ydata()[[0, 1]], [2, 1])
+    assert figure.get_suptitle() == r"digits \$x\$, DMS, seed 0"
+    assert left.get_xlabel() == right.get_xlabel() == "interval"
+    assert left.get_ylabel() == "test accuracy in %"
+
+
+def test_curves_bridge_missing_values_and_have_a_panel_for_what_was_measured():
+    history = {
+        "test_accuracy": np.array([NAN, 0.5, NAN, 0.75]),
+        "train_loss": np.array([3.0, NAN, np.inf, NAN]),
+    }
+    left, right = runs.curves(history, {}).axes
+    np.testing.assert_array_equal(left.lines[0].get_xdata(), [2, 4])
+    np.testing.assert_array_equal(left.lines[0].get_ydata(), [50, 75])
+    (train,) = right.lines
+    np.testing.assert_array_equal(train.get_ydata(), [3])
+    left, _ = runs.curves(history_of(accuracy=NAN, evaluated=False), LABELS).axes
+    assert [text.get_text() for text in left.texts] == ["not evaluated"]
+    assert not left.lines
+    (axes,) = runs.curves(history_of(accuracy=NAN), LABELS).axes  # a regression
+    assert axes.get_ylabel() == "loss" and len(axes.lines) == 2
+
+
+def heights_of(axes):
+    return [segment[1, 1] for segment in axes.collections[0].get_segments()]
+
+
+def test_participation_counts_weights_above_zero():
+    tau = np.array([[2, 4, 0], [2, 8, 1]])
+    rho = np.array([[0.25, 0.75, 0], [0, 1, 0]], np.float32)
+    figure = runs.participation(tau, rho, LABELS)
+    expected = [[50, 100, 0], [12.5, 87.5, 0], [2, 6, 0.5]]
+    for axes, numbers in zip(figure.axes, expected, strict=True):
+        np.testing.assert_allclose(heights_of(axes), numbers)
+    np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), 100 / 3)
+
+
+def test_many_clients_are_in_order_of_tau():
+    history = history_of(clients=2000)
+    last = runs.participation(history["tau"], history["rho"], LABELS).axes[2]
+    heights = heights_of(last)
+    assert len(heights) == 2000 and (np.diff(heights) >= 0).all()
+    assert "τ" in last.get_xlabel()
+
+
+def test_a_failed_save_keeps_the_old_figure(tmp_path, monkeypatch):
+    figure, path = runs.curves(history_of(), LABELS), tmp_path / "curves.png"
+    old = plot_style.save(figure, path).read_bytes()
+
+    def full_disk(self, file, **kwargs):
+        file.write(b"half a")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", full_disk)
+    with pytest.raises(UserError, match="No space left"):
+        plot_style.save(figure, path)
+    assert path.read_bytes() == old
+    assert not list(tmp_path.glob(".*"))

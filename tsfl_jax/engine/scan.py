@@ -196,7 +196,7 @@ def make_run(
       to be jitted by the caller.
     """
     spec = dataclasses.replace(spec, axis=axis)
-    parts = Parts(model, one_of(rules), optimizer, spec, hooks, uplinks)
+    parts = Parts(model, rules, optimizer, spec, hooks, uplinks)
 
     def intervals(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs

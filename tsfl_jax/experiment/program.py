@@ -176,7 +176,7 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     side_by_side = spec.mapping == "vmap" and not by_choice
     return Program(
         run=scan.make_lanes_run(run, mesh, side_by_side=side_by_side),
-        parts=Parts(model, one_of(rules), optimizer, spec, hooks, links),
+        parts=Parts(model, rules, optimizer, spec, hooks, links),
         mesh=mesh,
         intervals=len(any_member.steps),
         chunk=min(map(chunk_of, members)),

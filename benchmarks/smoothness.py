@@ -72,7 +72,9 @@ def estimated(prepared, variables, problem, repeats: int) -> dict[str, np.ndarra
         spec = ProgramSpec(
             prepared.config.batch_size, 1, estimates=Estimates(method=method)
         )
-        parts = Parts(prepared.network.model, prepared.rule, prepared.optimizer, spec)
+        parts = Parts(
+            prepared.network.model, (prepared.rule,), prepared.optimizer, spec
+        )
 
         def one(key, parts=parts, draws=draws):
             return estimates.estimate_constants(

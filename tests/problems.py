@@ -113,7 +113,7 @@ def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> scan.Prob
 
 def validated(rule, prob: scan.Problem) -> scan.Problem:
     """With validation samples if the rule uses some: 24 that no client holds."""
-    if not rule.uses_validation:
+    if not rule.mixing.uses_validation:
         return prob
     unused = np.setdiff1d(np.arange(len(prob.samples.y)), np.asarray(prob.rows))
     validation = evaluation.make_held_out(unused[:24])
@@ -182,7 +182,7 @@ def run(
     x = client.scaled(prob.samples, prob.samples.x[:1])
     prob = validated(rule, prob)
     counts = base.Counts(tau.shape[1], 1, jnp.asarray(chunk_inputs.size[0]))
-    start = scan.init_state(model, rule, key, x, counts)
+    start = scan.init_state(model, (rule,), key, x, counts)
     state, history = compiled(start, jax.random.fold_in(key, 1), hp, prob, chunk_inputs)
     return start, state, history
 
@@ -195,8 +195,8 @@ def _compiled(model, rule, optimizer, spec):
 
 def _estimates(rule, estimates: bool) -> scan.Estimates:
     """Those of a program of one rule, with constants to be estimated or not."""
-    constants = estimates and rule.uses_constants
-    return scan.Estimates((constants,), (rule.uses_gradients,))
+    constants = estimates and rule.mixing.uses_constants
+    return scan.Estimates((constants,), (rule.mixing.uses_gradients,))
 
 
 @functools.cache
@@ -204,7 +204,7 @@ def _start(rule, features, counts, snapshots, sizes):
     x = jnp.zeros((1, features))
     size = jnp.ones(counts.clients) if sizes is None else jnp.array(sizes)
     counts = counts._replace(size=size)
-    return scan.init_state(mlp(), rule, jax.random.key(0), x, counts, snapshots)
+    return scan.init_state(mlp(), (rule,), jax.random.key(0), x, counts, snapshots)
 
 
 def scheduled(schedule: Schedule) -> scan.Inputs:

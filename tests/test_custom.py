@@ -169,7 +169,7 @@ def test_a_model_that_the_rule_makes_infinite_is_not_taken(by):
         return tsfl_jax.Weights(rho, received.present, missing, missing), state
 
     function = {"update": update, "from_updates": from_updates}[by]
-    rule = tsfl_jax.AGGREGATORS["fedavg"]._replace(**{by: function})
+    rule = tsfl_jax.rule(lambda info: info.size, **{by: function})
     result = tsfl_jax.simulate(small(num_intervals=3), aggregator=rule)
     assert result.summary["diverged_at"] == 2 and result.summary["num_discarded"] == 0
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.params))
@@ -185,7 +185,7 @@ def test_custom_weights_by_hand():
     hparams = tsfl_jax.HParams()
 
     def rho(function, **options):
-        return tsfl_jax.rule(function, **options).weights(info, hparams).rho
+        return tsfl_jax.rule(function, **options).mixing.weights(info, hparams).rho
 
     np.testing.assert_allclose(rho(lambda s, h: s.size * h.lr), [0.5, 0, 0.5])
     np.testing.assert_allclose(rho(lambda s: s.size * 3, normalize=False), [3, 0, 3])
@@ -221,7 +221,7 @@ def test_constants_are_for_rules_that_ask_for_them():
         with pytest.raises(UserError, match=f"NoneType.*uses_{quantity}=True"):
             tsfl_jax.aggregate(tsfl_jax.rule(function), updates, start)
     with pytest.raises(UserError, match=r"expected sections=\(DMS,\)"):
-        rule = tsfl_jax.rule(tsfl_jax.AGGREGATORS["dms"].weights)
+        rule = tsfl_jax.rule(tsfl_jax.AGGREGATORS["dms"].mixing.weights)
         tsfl_jax.aggregate(rule, updates, start)
     with pytest.raises(UserError, match="info.constants"):
         tsfl_jax.simulate(small(), aggregator=tsfl_jax.rule(by_smoothness))
@@ -542,7 +542,7 @@ def test_a_rule_of_the_table_is_the_same_by_name_and_as_an_argument(tmp_path):
 
 def test_an_own_rule_has_its_own_server_step():
     # Another rule than those of the table.
-    copy = tsfl_jax.AGGREGATORS["fedadam"]._replace(proximal=True)
+    copy = tsfl_jax.AGGREGATORS["fedadam"]._replace(label="a copy")
     config = replace(small(), {"algorithm": "dms"})
     found = prepare.hparams_of(config, copy)
     assert float(found.settings["fedopt"].lr) == pytest.approx(0.01)

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 
 import chex
 import jax
@@ -47,9 +46,8 @@ def test_a_rule():
     variables, _ = run("aggregation rule")
     history = variables["result"].history
     np.testing.assert_allclose(history["rho"].sum(axis=1), 1, rtol=1e-6)
-    info = types.SimpleNamespace(tau=np.array([1, 0, 2]), size=np.array([1, 1, 9]))
-    weights = variables["rule"].weights(info, None)
-    np.testing.assert_allclose(weights.rho, [1 / 4, 0, 3 / 4], rtol=1e-6)
+    rho = tsfl_jax.weights(variables["rule"], tau=[1, 0, 2], size=[1, 1, 9])
+    np.testing.assert_allclose(rho, [1 / 4, 0, 3 / 4], rtol=1e-6)
 
 
 def test_a_rule_has_its_name_from_the_table_alone(monkeypatch):
@@ -89,7 +87,7 @@ NEW_RULE = '''
 import jax.numpy as jnp
 
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules.base import Aggregator, normalized, weights_of
+from tsfl_jax.rules.base import Aggregator, Mixing, normalized, weights_of
 
 
 @component("root")
@@ -104,7 +102,7 @@ def weights(info, hparams):
     return weights_of(normalized(share, info.tau), info.tau)
 
 
-ROOT = Aggregator(weights, sections=(Root,))
+ROOT = Aggregator(Mixing(weights), sections=(Root,))
 '''
 USE = """
 import numpy as np
@@ -365,8 +363,8 @@ def test_arrays_of_another_shape_are_answered_in_one_line():
         return updates, state
 
     rules = {
-        "weights have shape": tsfl_jax.Aggregator(
-            lambda s, h: weights_of(jnp.ones(3), jnp.ones(3, int))
+        "weights have shape": tsfl_jax.rule(
+            lambda s: weights_of(jnp.ones(3), jnp.ones(3, int))
         ),
         "combine gives another tree": tsfl_jax.rule(lambda s: s.tau, combine=combine),
     }

@@ -206,8 +206,10 @@ def _read(content: Any, model: dict[str, np.ndarray], size_name: str) -> Reply:
 
 def _check(rule: Aggregator, hparams: HParams, seconds: float) -> None:
     """Raise `UserError` unless what clients send is enough for the rule."""
-    needs_more = rule.gradient_correction or rule.uses_gradients or rule.uses_validation
-    needs_constants = rule.uses_constants and not rule.needs_none(
+    mixing = rule.mixing
+    needs_more = rule.clients.gradient_correction or mixing.uses_gradients
+    needs_more = needs_more or mixing.uses_validation
+    needs_constants = mixing.uses_constants and not mixing.skips_constants(
         with_defaults(rule, hparams)
     )
     problems = {

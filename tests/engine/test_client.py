@@ -25,7 +25,7 @@ def one_client(tau, size, i=0):
 
 def make(model, optimizer=optimizers.sgd, **options):
     spec = ProgramSpec(**{"batch_size": 4, "passes": 5} | options)
-    parts = Parts(model, AGGREGATORS["fedavg"], optimizer, spec)
+    parts = Parts(model, (AGGREGATORS["fedavg"],), optimizer, spec)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 5)))
     samples = PROBLEM.samples._replace(mean=jnp.zeros(()), inverse_std=jnp.ones(()))
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tsfl_jax
 from tests import problems
 from tsfl_jax import trees
 from tsfl_jax.engine import client, optimizers, scan
@@ -35,10 +36,8 @@ def keeping(slots: int) -> base.Aggregator:
         rho = jnp.where(received.present, received.rho, 0.0)
         return trees.weighted(updates, rho), updates
 
-    return base.Aggregator(
-        base.equal_weights,
-        init=lambda params, counts: trees.repeated(params, slots),
-        combine=combine,
+    return tsfl_jax.rule(
+        init=lambda params, counts: trees.repeated(params, slots), combine=combine
     )
 
 
@@ -49,7 +48,7 @@ def updates_of(schedule, problem=PROBLEM, mapping="sequential", block=2):
     rule, model = keeping(slots), problems.mlp()
     x = client.scaled(problem.samples, problem.samples.x[:1])
     counts = base.Counts(len(problem.client), 1)
-    start = scan.init_state(model, rule, jax.random.key(0), x, counts)
+    start = scan.init_state(model, (rule,), jax.random.key(0), x, counts)
     run = jax.jit(scan.make_run(model, (rule,), optimizers.sgd, spec))
     inputs = problems.scheduled(schedule)._replace(interval=jnp.array([3]))
     state, _ = run(start, jax.random.key(7), problems.hparams(), problem, inputs)

@@ -9,7 +9,7 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax import trees
-from tsfl_jax.rules import base
+from tsfl_jax.rules import apply
 from tsfl_jax.timeline import FRAMEWORKS
 
 CLIENTS = 8
@@ -118,7 +118,7 @@ def test_fednova_by_hand():
 def test_mean_values_by_hand(rho, weights):
     values = jnp.array([[0.1], [0.4], [jnp.float32(7.0)]])
     present = jnp.array([True, True, False])
-    found = base.mean_values([values], jnp.array(rho), present)[0]
+    found = apply.mean_values([values], jnp.array(rho), present)[0]
     np.testing.assert_allclose(found, [weights[0] * 0.1 + weights[1] * 0.4], rtol=1e-6)
 
 

@@ -40,7 +40,7 @@ def setting(num=12):
 def parts(model, batch_size, axis=None, method="quotient"):
     estimated = Estimates(method=method)
     spec = ProgramSpec(batch_size=batch_size, passes=1, axis=axis, estimates=estimated)
-    return Parts(model, AGGREGATORS["dms"], optimizers.sgd, spec)
+    return Parts(model, (AGGREGATORS["dms"],), optimizers.sgd, spec)
 
 
 def sample_gradients(variables, rows):

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tsfl_jax
 from tests import problems
 from tsfl_jax.engine import exact_sums, optimizers, scan
 from tsfl_jax.models import networks
-from tsfl_jax.rules.base import Aggregator, Counts, weights_of
+from tsfl_jax.rules.base import Counts
 
 DATA = problems.dataset(samples=40)
 PROBLEM = problems.problem(DATA, 3, 8)
@@ -19,12 +20,12 @@ LINEAR = networks.from_flax(networks.MLP(3, 0))  # smooth: no ReLU
 
 def final_loss(rho, lr, clip_norm, mapping="vmap"):
     """The test loss after two intervals with fixed weights."""
-    rule = Aggregator(lambda info, hparams: weights_of(rho, info.tau))
+    rule = tsfl_jax.rule(lambda info: rho, normalize=False)
     spec = scan.ProgramSpec(batch_size=4, passes=2, mapping=mapping, block=3, longest=4)
     run = scan.make_run(LINEAR, (rule,), optimizers.sgd, spec)
     hparams = problems.hparams(momentum=0.5)._replace(lr=lr, clip_norm=clip_norm)
     start = scan.init_state(
-        LINEAR, rule, jax.random.key(0), jnp.zeros((1, 5)), Counts(3, 1)
+        LINEAR, (rule,), jax.random.key(0), jnp.zeros((1, 5)), Counts(3, 1)
     )
     _, history = run(start, jax.random.key(1), hparams, PROBLEM, INPUTS)
     return history.test_loss[-1]

@@ -110,7 +110,7 @@ def test_never_more_devices_than_clients():
     assert backend.start_jax(small(num_clients=2, devices=4)).size == 2
 
 
-GRADIENTS = AGGREGATORS["fedavg"]._replace(uses_gradients=True)
+GRADIENTS = tsfl_jax.rule(lambda info: info.size, uses_gradients=True)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def objective_of(combined=None):
         lambda w: jnp.asarray(draw.normal(size=(3, *w.shape)), jnp.float32), params
     )
     held = evaluation.make_held_out(np.arange(30, 50))
-    parts = Parts(model, AGGREGATORS["oracle"], optimizers.sgd, ProgramSpec(4, 1))
+    parts = Parts(model, (AGGREGATORS["oracle"],), optimizers.sgd, ProgramSpec(4, 1))
     given = parts, params, updates, PROBLEM.samples, held
     combined = None if combined is None else jax.tree.map(combined, updates)
     return jax.jit(from_updates.objective(*given, combined)), params, updates

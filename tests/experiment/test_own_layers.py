@@ -109,9 +109,9 @@ def test_under_every_rule_they_stay(algorithm):
         config.schedule.kind, config.schedule.tau = default.kind, default.tau
         config.timeline.buffer = 2
     rule = AGGREGATORS[config.algorithm]
-    if rule.uses_validation:
+    if rule.mixing.uses_validation:
         config.data.validation = 100
-    if rule.uses_validation or rule.uses_gradients:
+    if rule.mixing.uses_validation or rule.mixing.uses_gradients:
         with pytest.raises(UserError, match="says nothing alone"):
             tsfl_jax.simulate(config)
         return

@@ -41,7 +41,7 @@ def weights(algorithm="dms", tau=TAU, t=0, seed=0, threshold=np.nan, **changes):
         threshold=jnp.float32(threshold),
     )
     hp = problems.hparams(lr=0.04, **changes)
-    return AGGREGATORS[algorithm].weights(info, hp)
+    return AGGREGATORS[algorithm].mixing.weights(info, hp)
 
 
 def test_coupling_in_both_units():
@@ -259,7 +259,6 @@ def test_when_constants_are_estimated(changes, expected):
     ("changes", "message"),
     [
         ({"constants.when": "given"}, "smoothness, --config.constants.grad_sq_norm or"),
-        ({"dms.threshold": "all"}, "without --config.schedule.upload_above"),
         ({"dms.drop_late": 0.5}, "dms.drop_late=0.5: would be ignored"),
         ({"dms.drop": 1.5}, "dms.drop=1.5: must be in"),
         ({"partition.common": True}, "would be ignored with --config.partition.iid_"),

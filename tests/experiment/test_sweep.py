@@ -255,16 +255,16 @@ def test_splits_and_cases_are_lanes_of_one_program(whole):
 @pytest.mark.slow
 def test_own_parts_work_in_lanes_and_are_distinguished(tmp_path):
     def weights(info, hparams):
-        return tsfl_jax.AGGREGATORS["fedavg"].weights(info, hparams)
+        return tsfl_jax.AGGREGATORS["fedavg"].mixing.weights(info, hparams)
 
     def update(mean, params, state, received, hparams):
         state = jax.tree.map(lambda s, m: 0.5 * s + m, state, mean["params"])
         return {**mean, "params": state}, state
 
-    rule = tsfl_jax.Aggregator(
+    rule = tsfl_jax.rule(
         weights,
-        lambda p, counts: jax.tree.map(jnp.zeros_like, p["params"]),
-        update,
+        init=lambda p, counts: jax.tree.map(jnp.zeros_like, p["params"]),
+        update=update,
         sections=tsfl_jax.AGGREGATORS["fedavg"].sections,
     )
     seeds, options = {"seed": [0, 1]}, {"workdir": tmp_path, "aggregator": rule}

@@ -81,7 +81,7 @@ def test_a_client_trains_as_plain_flax_on_its_samples(
     row = jnp.arange(44) % size
     member = problems.members(jnp.int32(0), jnp.int32(2), jnp.int32(size), row)
     spec = ProgramSpec(batch_size, passes=2)
-    parts = Parts(model, AGGREGATORS["fedavg"], optimizers.sgd, spec)
+    parts = Parts(model, (AGGREGATORS["fedavg"],), optimizers.sgd, spec)
     scale = jnp.float32(0), jnp.float32(1)
     samples = client.Samples(jnp.asarray(X), jnp.asarray(Y), *scale)
     start, hparams = client.Start(variables, KEY), problems.hparams(lr=LR)

@@ -23,7 +23,7 @@ def weights(t, **changes):
     return by_dms(info, hp)
 
 
-by_dms = jax.jit(AGGREGATORS["dms"].weights)
+by_dms = jax.jit(AGGREGATORS["dms"].mixing.weights)
 
 
 def test_decays_by_hand():
@@ -114,10 +114,6 @@ def test_lost_models_give_their_weight_to_the_others():
         (
             {"dms_adaptive.adapt": 3.0},
             "adapt=3.0: would be ignored with --config.algorithm=dms",
-        ),
-        (
-            {"algorithm": "dms_adaptive", "dms.decay": "inverse"},
-            "decay=inverse: would be ignored with --config.algorithm=dms_adaptive",
         ),
         ({"algorithm": "dms_adaptive"}, "validation=0: --config.algorithm=dms_adapt"),
     ],

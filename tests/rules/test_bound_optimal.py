@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,8 +9,8 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
+from tests.rules.test_rules import received
 from tsfl_jax.experiment.prepare import prepare
-from tsfl_jax.rules.base import RoundInfo
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.theory.minimum import bound_optimal_weights
@@ -24,21 +23,10 @@ HP = problems.hparams(lr=0.02, weight_limit=3.0)
 
 
 def info(tau=TAU, variance=VARIANCE, apart=APART, square=0.8, L=5.0, square_norm=7.0):
-    zeros = jnp.zeros_like(tau)
     constants = Constants(jnp.float32(L), jnp.float32(square_norm), jnp.float32(9.0))
     gradients = ClientGradients(variance, apart, jnp.float32(square))
-    client = jnp.arange(len(tau))
-    return RoundInfo(
-        jax.random.key(0),
-        client,
-        tau,
-        zeros + 8,
-        tau,
-        zeros,
-        jnp.int32(0),
-        constants,
-        gradients,
-    )
+    seen = received(tau, [8] * len(tau)).info
+    return seen._replace(constants=constants, gradients=gradients)
 
 
 def known(theta, L=5.0, square=0.8):
@@ -56,7 +44,7 @@ def known(theta, L=5.0, square=0.8):
 
 def test_weights_are_the_minimum_for_what_was_measured():
     # ηL = 0.1, so θ = 1/(ηL) − 1 = 9 in the bound, and 3 for the weights.
-    rho = BOUND_OPTIMAL.weights(info(), HP).rho
+    rho = BOUND_OPTIMAL.mixing.weights(info(), HP).rho
     best = bound_optimal_weights(TAU, known(9.0), limit=3.0)
     np.testing.assert_allclose(rho, best.rho, atol=1e-6)
     assert rho[2] == 0 and rho.dtype == jnp.float32 and rho.max() <= 0.6 * (1 + 1e-6)
@@ -70,7 +58,7 @@ def test_weights_are_the_minimum_for_what_was_measured():
 @pytest.mark.parametrize(("L", "theta"), [(5.0, 9.0), (10.5, 5.0)])
 def test_without_a_limit_theta_is_the_tightest(L, theta):
     free = problems.changed(HP, weight_limit=jnp.inf)
-    rho = BOUND_OPTIMAL.weights(info(L=L), free).rho
+    rho = BOUND_OPTIMAL.mixing.weights(info(L=L), free).rho
     best = bound_optimal_weights(TAU, known(theta, L))
     assert best.valid
     np.testing.assert_allclose(rho, best.rho, atol=1e-5)
@@ -95,14 +83,14 @@ def test_tightest_limit_by_hand():
     ],
 )
 def test_without_a_bound_the_cohort_gets_equal_weights(changes):
-    rho = BOUND_OPTIMAL.weights(info(**changes), HP).rho
+    rho = BOUND_OPTIMAL.mixing.weights(info(**changes), HP).rho
     np.testing.assert_allclose(rho, [0.25, 0.25, 0, 0.25, 0.25])
 
 
 def test_no_client_has_weight_in_an_interval_without_work():
     nan = jnp.full(5, jnp.nan)
     empty = info(jnp.zeros(5, int), nan, nan, jnp.nan, 0.0, 0.0)
-    assert BOUND_OPTIMAL.weights(empty, HP).rho.tolist() == [0] * 5
+    assert BOUND_OPTIMAL.mixing.weights(empty, HP).rho.tolist() == [0] * 5
 
 
 @pytest.mark.slow

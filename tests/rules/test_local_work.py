@@ -92,11 +92,6 @@ def test_no_client_worked():
     assert all(np.isfinite(x).all() for x in slopes)
 
 
-def test_examples_in_the_documentation():
-    results = problems.run_examples(local_work)
-    assert results.attempted == 2 and results.failed == 0
-
-
 def test_jit_and_vmap_change_nothing():
     steps = jnp.array([[0, 1, 7], [5, 5, 5], [100, 20, 3]])
     share = jnp.array([[0.0, 0.5, 0.5], [0.2, 0.3, 0.5], [0.6, 0.2, 0.2]])

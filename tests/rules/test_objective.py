@@ -9,14 +9,14 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.rules.test_local_work import slow_proximal
-from tests.rules.test_rules import HP, TAU, close, run
+from tests.rules.test_rules import HP, TAU, close, received, run
 from tsfl_jax import rules
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Quadratic
 from tsfl_jax.experiment.workload import draw_workload
-from tsfl_jax.rules.base import Counts, Received, RoundInfo
+from tsfl_jax.rules.base import Counts
 from tsfl_jax.rules.scaffold import ControlVariates
-from tsfl_jax.types import Constants, Dataset, UserError
+from tsfl_jax.types import Dataset, UserError
 
 
 def dataset(optima, sizes) -> Dataset:
@@ -77,24 +77,13 @@ def test_scaffold_in_one_step_is_weighted_sgd():
     close(state.params, plain.params, rtol=1e-5, atol=1e-6)
     moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), state.params, start.params)
     assert max(jax.tree.leaves(moved)) > 1e-2
-    assert max(jnp.abs(a).max() for a in jax.tree.leaves(state.server.own)) > 1e-2
+    assert max(jnp.abs(a).max() for a in jax.tree.leaves(state.server.local)) > 1e-2
 
 
-def happened(client, steps=None, broadcast=None) -> Received:
-    client = jnp.array(client, jnp.int32)
-    steps = jnp.ones_like(client) if steps is None else jnp.array(steps)
-    same = jnp.ones_like(client)
-    info = RoundInfo(
-        key=jax.random.key(0),
-        client=client,
-        tau=same,
-        size=same,
-        steps=steps,
-        lag=0 * same,
-        group=jnp.int32(0),
-        constants=Constants(1.0, 1.0, 1.0),
-    )
-    return Received(info, same / len(client), same > 0, broadcast)
+def happened(client, steps=None, broadcast=None):
+    ones = np.ones(len(client))
+    made = received(ones, rho=ones / len(client), client=client, steps=steps)
+    return made._replace(broadcast=broadcast)
 
 
 HPARAMS = problems.hparams(lr=0.5)
@@ -103,20 +92,18 @@ HPARAMS = problems.hparams(lr=0.5)
 def test_of_several_deliveries_in_one_buffer_the_last_decides():
     # Two clients; client 0 delivers three times. c_0⁺ = 0 − 0 − Δ/(η s): 2, 6, 8.
     rule = rules.AGGREGATORS["scaffold"]
-    state = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
+    state = rule.server.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
     updates = {"params": {"w": jnp.array([[-1.0], [-3.0], [-2.0], [-8.0]])}}
     received = happened([0, 0, 1, 0], [1, 1, 1, 2])
-    delta, state = rule.combine(updates, state, received, HPARAMS)
-    assert state.own["w"].tolist() == [[8], [4]]
+    delta, state = rule.mixing.combine(updates, state, received, HPARAMS)
+    assert state.local["w"].tolist() == [[8], [4]]
     assert state.common["w"].tolist() == [6]
     assert delta["params"]["w"].tolist() == [-3.5]
     # One that is lost does not decide.
     lost = received._replace(present=jnp.array([True, True, True, False]))
-    start = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
-    assert rule.combine(updates, start, lost, HPARAMS)[1].own["w"].tolist() == [
-        [6],
-        [4],
-    ]
+    start = rule.server.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
+    _, state = rule.mixing.combine(updates, start, lost, HPARAMS)
+    assert state.local["w"].tolist() == [[6], [4]]
 
 
 def test_the_control_variates_are_those_of_the_download():
@@ -125,12 +112,12 @@ def test_the_control_variates_are_those_of_the_download():
     own, size = {"w": jnp.array([[2.0], [8.0]])}, jnp.ones(2)
     state = ControlVariates({"w": jnp.array([5.0])}, own, size, jnp.float32(0))
     broadcast = {"w": jnp.array([[1.0]])}
-    assert rule.gradient_correction(state, {"w": jnp.array([1.0])}, 0)[
-        "w"
-    ].tolist() == [-1]
+    correction = rule.clients.gradient_correction(state, {"w": jnp.array([1.0])}, 0)
+    assert correction["w"].tolist() == [-1]
     updates = {"params": {"w": jnp.array([[-4.0]])}}
-    _, state = rule.combine(updates, state, happened([0], [2], broadcast), HPARAMS)
-    assert state.own["w"].tolist() == [[5], [8]]
+    delivery = happened([0], [2], broadcast)
+    _, state = rule.mixing.combine(updates, state, delivery, HPARAMS)
+    assert state.local["w"].tolist() == [[5], [8]]
     assert state.common["w"].tolist() == [6.5]
 
 
@@ -170,15 +157,6 @@ def shares(work):
 
 
 STEPS = (1, 2, 4, 8)
-
-
-def test_fednova_divides_by_the_work():
-    """τ_eff·p_i/‖a_i‖₁ with ‖a_i‖₁ = τ_i."""
-    config = settings("fednova", (8,) * 4, STEPS, num_intervals=1)
-    config.eval_every = config.report_every = 1
-    expected = shares(slow_proximal(STEPS, 0.0, 0.0))
-    np.testing.assert_allclose(expected, [0.9375, 0.46875, 0.234375, 0.1171875])
-    np.testing.assert_allclose(rho(config), expected, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -10,9 +10,8 @@ from scipy import optimize
 
 import tsfl_jax
 from tests import problems
+from tests.rules.test_rules import received
 from tsfl_jax.rules import oracle
-from tsfl_jax.rules.base import RoundInfo
-from tsfl_jax.types import Constants
 
 N = 6  # of the random quadratics: one compilation
 
@@ -128,17 +127,7 @@ def test_no_finite_loss_and_no_client():
 
 
 def test_starts_are_equal_weights_and_those_of_fedavg():
-    ones = jnp.ones(4, jnp.int32)
-    info = RoundInfo(
-        key=jax.random.key(0),
-        client=ones,
-        tau=ones,
-        size=jnp.array([10, 20, 30, 40]),
-        steps=ones,
-        lag=ones,
-        group=jnp.int32(0),
-        constants=Constants(1.0, 1.0, 1.0),
-    )
+    info = received([1] * 4, [10, 20, 30, 40]).info
     found = oracle.starting_weights(info, jnp.array([True, False, True, True]))
     np.testing.assert_allclose(found[0], np.array([1, 0, 1, 1]) / 3, rtol=1e-6)
     np.testing.assert_allclose(found[1], [1 / 8, 0, 3 / 8, 1 / 2], rtol=1e-6)

@@ -1,7 +1,5 @@
 """What a rule would ignore is refused in one line; defaults that are as good."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -11,18 +9,10 @@ from tsfl_jax.experiment import prepare, rule_settings
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.averages import Server
-from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.robust import Krum
 from tsfl_jax.rules.server_optimizers import FedAvgM
 from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import UserError
-
-
-def checked(*several: config.Config) -> None:
-    """Check the settings of one run, or of the runs of a sweep."""
-    rule_settings.check_read([*several], Own())
-    for each in several:
-        rule_settings.check(each, AGGREGATORS[each.algorithm])
 
 
 def with_settings(algorithm, framework="none", **settings) -> config.Config:
@@ -74,45 +64,16 @@ def test_what_else_reads_the_settings_of_a_component():
         rule_settings.check_read([config.replace(given, reader)], Own())
 
 
-@pytest.mark.parametrize(
-    ("kind", "letter"),
-    [("constant", "a"), ("polynomial", "b")],
-)
-def test_parameters_of_another_staleness_are_refused(kind, letter):
-    changes = {f"staleness__{letter}": 2.0}
-    given = with_settings("fedasync", "afl", staleness__kind=kind, **changes)
-    with pytest.raises(UserError, match=rf"staleness\.{letter}=2.0: would be ignored"):
-        rule_settings.check_read([given], Own())
-
-
-@pytest.mark.parametrize(
-    ("framework", "buffer", "algorithm", "kind", "works"),
-    [
-        ("fedbuff", 2, "fedbuff", {"kind": "hinge", "b": 0.0}, True),
-        ("fedbuff", 2, "fedbuff", {"kind": "hinge", "b": 1000.0}, False),
-        ("fedbuff", 3, "fedavg", {"kind": "polynomial"}, True),
-        ("fedbuff", 1, "fedavg", {"kind": "polynomial"}, False),
-        ("afl", 0, "fedavg", {"kind": "polynomial"}, False),  # of one model alone
-        ("afl", 0, "fedasync", {"kind": "polynomial"}, True),
-        ("tsfl", 0, "fedasync", {"kind": "polynomial"}, False),
-        ("none", 0, "fedavg", {"kind": "exponential"}, False),
-    ],
-)
-def test_a_staleness_that_changes_nothing_is_noted(
-    framework, buffer, algorithm, kind, works
-):
-    given = small(algorithm=algorithm, num_clients=4)
-    given.timeline.framework = framework
-    if buffer:
-        given.timeline.buffer = buffer
-    given.staleness = dataclasses.replace(given.staleness, **kind)
-    notes = prepare.prepare(given).notes
-    assert works != any("changes no weight" in note for note in notes)
+def test_parameters_of_another_staleness_are_refused():
+    for kind, letter in (("constant", "a"), ("polynomial", "b")):
+        changes = {"staleness__kind": kind, f"staleness__{letter}": 2.0}
+        given = with_settings("fedasync", "afl", **changes)
+        with pytest.raises(UserError, match=rf"\.{letter}=2.0: would be ignored"):
+            rule_settings.check_read([given], Own())
 
 
 def test_a_rule_of_the_users_own_names_what_it_reads():
-    own = AGGREGATORS["fedavg"]._replace(update=lambda m, w, s, e, h: (m, s))
-    assert isinstance(own, Aggregator)
+    own = AGGREGATORS["fedavg"]._replace(label="own")
     settings = small(algorithm="fedavg")
     settings.server.lr = 0.5
     for parts in ({}, {"aggregator": own}):
@@ -131,26 +92,7 @@ def test_clipping_and_a_proximal_term_under_fednova_are_refused():
         prepare.prepare(settings)
 
 
-@pytest.mark.parametrize("name", ["krum", "multi_krum"])
-def test_krum_needs_more_than_twice_the_clients_that_may_be_wrong(name):
-    def settings(clients, trim):
-        found = small(algorithm=name, num_clients=clients)
-        found.schedule.kind, found.schedule.tau = "explicit", (1,)
-        found.krum.trim = trim
-        return found
-
-    with pytest.raises(UserError, match="2f \\+ 2 < n, but of n = 4 .* f = 1"):
-        prepare.prepare(settings(4, 0.3))
-    with pytest.raises(UserError, match="n = 2 .* f = 0"):
-        prepare.prepare(settings(2, 0.0))
-    enough = prepare.prepare(settings(4, 0.2)).notes
-    assert not any("2f + 2 < n" in note for note in enough)
-    fewer = settings(4, 0.2)
-    fewer.num_intervals, fewer.schedule.dropout = 40, 0.5
-    assert any("2f + 2 < n" in note for note in prepare.prepare(fewer).notes)
-
-
-def test_krum_counts_what_the_server_sees():
+def test_krum_notes_too_few_clients_as_the_server_sees_them():
     """f = ⌊0.4 n⌋: n = 10 is too few (4), n = 9 and 7 are not (3 and 2), 8 is (3)."""
 
     def notes(*clients):
@@ -161,8 +103,6 @@ def test_krum_counts_what_the_server_sees():
     [note] = notes(10, 9, 8, 7, 0)
     assert "in 2 of 4 updates, of 8 to 10 clients" in note
     assert notes(9, 7) == ()
-    with pytest.raises(UserError, match="of n = 10 clients .* f = 4"):
-        notes(8, 10)
     # A client that does nothing and says that it did is one of them.
     echo = small(algorithm="krum", num_clients=7)
     echo.schedule.kind, echo.schedule.tau = "explicit", (2,)
@@ -171,19 +111,15 @@ def test_krum_counts_what_the_server_sees():
     assert not any("2f + 2" in note for note in prepare.prepare(echo).notes)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "changes"), [("dms", {"dms__by_size": True}), ("dms_adaptive", {})]
-)
-def test_weights_by_size_have_no_limit_and_are_projected(algorithm, changes):
-    given = with_settings(algorithm, **changes)
-    given.dms.weight_limit = 2.0
-    with pytest.raises(UserError, match="weight_limit=2.0: .*above θ/N.*by_size=False"):
-        checked(given)
-    given.dms.weight_limit, given.dms.project = 0.0, False
-    with pytest.raises(UserError, match="project=False: .*by_size=False"):
-        checked(given)
-    getattr(given, algorithm).by_size = False
-    checked(given)
+@pytest.mark.parametrize("algorithm", ["dms", "dms_adaptive"])
+def test_weights_by_size_have_no_limit_and_are_projected(algorithm):
+    by_size = {f"{algorithm}__by_size": True}
+    for changes in ({"dms__weight_limit": 2.0}, {"dms__project": False}):
+        given = with_settings(algorithm, **by_size, **changes)
+        with pytest.raises(UserError, match=f"{algorithm}.by_size=True: .*no limit"):
+            rule_settings.check(given, AGGREGATORS[algorithm])
+        getattr(given, algorithm).by_size = False
+        rule_settings.check(given, AGGREGATORS[algorithm])
 
 
 @pytest.mark.parametrize(("beta", "step"), [(0.0, 1.0), (0.5, 1.0), (0.95, 0.1)])

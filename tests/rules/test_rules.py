@@ -1,6 +1,5 @@
 """Every aggregation rule: numbers by hand, limit cases, and a slow reference."""
 
-import functools
 from types import SimpleNamespace
 
 import chex
@@ -16,7 +15,7 @@ from tests.experiment.test_runner import small
 from tests.timeline.test_deliveries import SIZES, damaged
 from tsfl_jax import config
 from tsfl_jax.experiment import lanes, prepare, sweeps
-from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules import AGGREGATORS, dms, local_work, staleness
 from tsfl_jax.rules.base import Counts, Received, RoundInfo
 from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import Constants
@@ -29,6 +28,8 @@ every_rule = pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n in FEW else [pytest.mark.slow]) for n in RULES],
 )
+# What all rules do outside of a simulation is in `test_aggregate`.
+few_rules = pytest.mark.parametrize("name", sorted(FEW))
 HP = problems.hparams(momentum=0.9, lr=0.03, mu=0.1, trim=0.26)
 
 
@@ -41,11 +42,6 @@ def run(name, tau=TAU, prob=PROBLEM, *, hp=HP, size=SIZE, **options):
     """(start, state, history); local iterations are steps, and compile once a rule."""
     options = {"iteration": "step"} | options
     return problems.replayed(name, prob, dense(tau, size), hp=hp, **options)
-
-
-@functools.cache
-def usual(name):
-    return run(name)
 
 
 def close(a, b, rtol=1e-4, atol=1e-5):
@@ -87,18 +83,18 @@ def received(tau, size=None, *, rho=None, lag=None, group=0, client=None, steps=
 
 def weights(name, happened, **changes):
     hp = problems.hparams(**changes)
-    return AGGREGATORS[name].weights(happened.info, hp).rho
+    return AGGREGATORS[name].mixing.weights(happened.info, hp).rho
 
 
 def update(name, mean, old, state=(), happened=None, **changes):
     hp = problems.hparams(**changes)
     happened = received([1]) if happened is None else happened
-    return AGGREGATORS[name].update(mean, old, state, happened, hp)
+    return AGGREGATORS[name].server.update(mean, old, state, happened, hp)
 
 
 def combine(name, updates, happened, state=(), **changes):
     hp = problems.hparams(**changes)
-    return AGGREGATORS[name].combine(updates, state, happened, hp)
+    return AGGREGATORS[name].mixing.combine(updates, state, happened, hp)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedat", "scaffold", "fedavgm"])
@@ -160,7 +156,7 @@ def test_a_step_of_the_server_by_hand(name):
 def test_fedat_by_hand():
     # Two tiers from w = 0. Tier 0 delivers 4, T = (1, 0): 0 · 4 + 1 · w_1 = 0.
     rule, old = AGGREGATORS["fedat"], params(0.0)
-    state = rule.init(old, Counts(3, 2))
+    state = rule.server.init(old, Counts(3, 2))
     new, state = update("fedat", params(4.0), old, state, received([1], group=0))
     assert numbers(new) == [0]
     # Tier 1 delivers 8, T = (1, 1): (4 + 8)/2.
@@ -176,12 +172,12 @@ def test_fedat_by_hand():
 def test_safa_by_hand():
     """Three clients with p = 1/4, 1/4, 1/2 and w^0 = 8; lag = 1."""
     rule, hp = AGGREGATORS["safa"], problems.hparams(safa__lag=1)
-    state = rule.init(params(8.0), Counts(3, 1, jnp.array([10, 10, 20])))
+    state = rule.server.init(params(8.0), Counts(3, 1, jnp.array([10, 10, 20])))
 
     def step(w, state, tau, updates):
-        delta, state = rule.combine(stacked(*updates), state, received(tau), hp)
+        delta, state = rule.mixing.combine(stacked(*updates), state, received(tau), hp)
         new = jax.tree.map(jnp.add, w, delta)
-        return rule.update(new, w, state, received(tau), hp)
+        return rule.server.update(new, w, state, received(tau), hp)
 
     # 1 is away: 12/4 + 8/4 + 4/2.
     w, state = step(params(8.0), state, [1, 0, 1], [[4.0], [np.nan], [-4.0]])
@@ -197,14 +193,15 @@ def test_safa_by_hand():
 def test_aso_fed_by_hand():
     """n = 40; client 1 is 19 updates late, then 1: d̄ = 20 and 11."""
     rule, hp = AGGREGATORS["aso_fed"], problems.hparams()
-    state = rule.init(params(0.0), Counts(3, 1, jnp.array([10, 10, 20])))
+    combine = rule.mixing.combine
+    state = rule.server.init(params(0.0), Counts(3, 1, jnp.array([10, 10, 20])))
     happened = received([1, 1, 0], [10, 10, 20], lag=[0, 19, 0])
     updates = stacked([4.0], [8.0], [0.0])
-    delta, state = rule.combine({"params": updates["params"]}, state, happened, hp)
+    delta, state = combine({"params": updates["params"]}, state, happened, hp)
     np.testing.assert_allclose(numbers(delta), [1 + np.log(20) * 2], rtol=1e-6)
     # Client 1 has 30 samples now, of 60; e < 11, so it still takes longer steps.
     happened = received([1], [30], lag=[1], client=[1])
-    delta, state = rule.combine(stacked([8.0]), state, happened, hp)
+    delta, state = combine(stacked([8.0]), state, happened, hp)
     np.testing.assert_allclose(numbers(delta), [np.log(11) * 4], rtol=1e-6)
 
 
@@ -246,18 +243,19 @@ def test_fednova_by_hand():
 def test_scaffold_by_hand():
     # η = 0.5; three clients know of each other, two take part, equal sizes.
     old, rule = params(0.0), AGGREGATORS["scaffold"]
-    state = rule.init(old, Counts(3, 1, jnp.ones(3)))
+    state = rule.server.init(old, Counts(3, 1, jnp.ones(3)))
     happened = received([2, 0, 4], rho=[0.5, 0, 0.5])
     updates = stacked([-2.0], [0.0], [-8.0])
     delta, state = combine("scaffold", updates, happened, state, lr=0.5)
     # Δ = −5. c_0 = 2/(0.5 · 2) = 2, c_2 = 8/(0.5 · 4) = 4; c = (2 + 4)/3 = 2.
     assert numbers(delta) == [-5]
     assert state.common["w"].tolist() == [2]
-    assert state.own["w"].tolist() == [[2], [0], [4]]
+    assert state.local["w"].tolist() == [[2], [0], [4]]
     # c − c_i is added to the gradients.
-    broadcast = rule.broadcast(state)
+    broadcast = rule.clients.broadcast(state)
     corrections = [
-        rule.gradient_correction(state, broadcast, jnp.int32(i))["w"] for i in range(3)
+        rule.clients.gradient_correction(state, broadcast, jnp.int32(i))["w"]
+        for i in range(3)
     ]
     assert np.array(corrections).tolist() == [[0], [2], [-2]]
     # Client 1 alone, in another place, 1 step of −3: c_1 = 0 − 2 + 6 = 4, c += 4/3.
@@ -269,7 +267,7 @@ def test_scaffold_by_hand():
 
 
 def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
-    state = AGGREGATORS["scaffold"].init(params(0.0), Counts(2, 1, jnp.ones(2)))
+    state = AGGREGATORS["scaffold"].server.init(params(0.0), Counts(2, 1, jnp.ones(2)))
     happened = received([1, 1], rho=[0.5, 0.5])._replace(
         present=jnp.array([True, False])
     )
@@ -280,11 +278,9 @@ def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
 def test_fedyogi_by_hand():
     # Both moments begin at 10⁻⁶. g = −2: v = 10⁻⁶ + 0.5 · 4, v̂ = v/0.5 = 4 + 2·10⁻⁶;
     # m = 0.5 · 10⁻⁶ − 1, m̂ = −2 + 10⁻⁶: a step of 2/(2 + 0.5) = 0.8.
-    state = AGGREGATORS["fedyogi"].init(params(0.0), Counts(1, 1))
-    settings = {"fedopt__lr": 1.0, "fedopt__momentum": 0.5} | {
-        "fedopt__second": 0.5,
-        "fedopt__floor": 0.5,
-    }
+    state = AGGREGATORS["fedyogi"].server.init(params(0.0), Counts(1, 1))
+    settings = {f"fedopt__{n}": 0.5 for n in ("momentum", "second", "floor")}
+    settings |= {"fedopt__lr": 1.0}
     new, state = update("fedyogi", params(2.0), params(0.0), state, **settings)
     np.testing.assert_allclose(numbers(new), [0.8], rtol=1e-5)
     # g = −1: v = 2 − 0.5 = 1.5, v̂ = 1.5/0.75 = 2; m = −1/2 − 1/2, m̂ = −1/0.75.
@@ -319,24 +315,30 @@ def test_integer_leaves_have_no_update():
         assert got["count"].tolist() == [0, 0] and got["count"].dtype == jnp.int32
 
 
+@pytest.mark.parametrize(
+    ("module", "least"), [(dms, 7), (local_work, 2), (staleness, 1)]
+)
+def test_examples_in_the_documentation(module, least):
+    results = problems.run_examples(module)
+    assert results.attempted >= least and not results.failed
+
+
 # ---- Properties of all rules ----
 
 
-@every_rule
+@few_rules
 def test_the_order_of_clients_does_not_matter(name):
     order = np.array([3, 0, 4, 1, 2])
-    # With one neighbor, two clients have equal Krum sums, and the first of them wins.
-    hp = problems.changed(HP, trim=0.0) if "krum" in name else HP
-    _, state, history = run(name, hp=hp)
+    _, state, history = run(name)
     prob, _ = permuted(PROBLEM, problems.inputs(TAU, SIZE), order)
     # Ids name the random streams, and SCAFFOLD's control variates.
-    _, other, measured = run(name, TAU[:, order], prob, size=SIZE[:, order], hp=hp)
+    _, other, measured = run(name, TAU[:, order], prob, size=SIZE[:, order])
     close(state.params, other.params, atol=ROUNDING.get(name, 1e-5))
     close(np.asarray(history.rho)[:, order], measured.rho)
     assert not history.diverged.any()
 
 
-@every_rule
+@few_rules
 def test_an_interval_without_clients_changes_nothing(name):
     start, state, history = run(name, np.zeros_like(TAU))
     chex.assert_trees_all_equal(start, state)
@@ -413,7 +415,7 @@ def test_a_spoiled_client_is_left_out(name):
         np.testing.assert_allclose(got, w + moved[n], rtol=1e-5, atol=1e-6)
 
 
-@every_rule
+@few_rules
 def test_losing_all_clients_freezes_the_model(name):
     hp = HP._replace(lr=jnp.float32(np.inf))
     start, state, history = run(name, hp=hp)
@@ -499,16 +501,10 @@ def test_matches_plain_reference(case):
 
 @pytest.mark.parametrize(
     ("name", "block"),
-    [
-        ("scaffold", 2),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("median", 5), ("fednova", 2), ("fedadam", 5))
-        ),
-    ],
+    [("scaffold", 2), pytest.param("fednova", 5, marks=pytest.mark.slow)],
 )
 def test_mappings_agree(name, block):
-    _, state, history = usual(name)
+    _, state, history = run(name)
     _, other, measured = run(name, mapping="vmap", block=block)
     close((state, history), (other, measured), atol=ROUNDING.get(name, 1e-5))
 
@@ -519,13 +515,6 @@ OWN_STATES = ["dms", "fedadam", "fedyogi", "fedat", "fedbuff", "fednova", "fedav
 SHARED = small(num_intervals=3, mu=0.0)
 
 
-@functools.cache
-def losses_in_one_program():
-    """Of the rules by name, as lanes."""
-    history = sweeps.run(SHARED, {"algorithm": OWN_STATES}).history
-    return dict(zip(OWN_STATES, history["test_loss"], strict=True))
-
-
 def test_rules_with_states_and_deltas_of_their_own_share_a_program():
     several = prepare.prepare_all(
         [config.replace(SHARED, {"algorithm": name}) for name in OWN_STATES]
@@ -534,12 +523,11 @@ def test_rules_with_states_and_deltas_of_their_own_share_a_program():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OWN_STATES)
-def test_a_rule_in_a_shared_program_gives_what_it_gives_alone(name):
-    single = tsfl_jax.simulate(config.replace(SHARED, {"algorithm": name}))
-    np.testing.assert_allclose(
-        losses_in_one_program()[name], single.history["test_loss"], rtol=1e-5
-    )
+def test_a_rule_in_a_shared_program_gives_what_it_gives_alone():
+    together = sweeps.run(SHARED, {"algorithm": OWN_STATES}).history["test_loss"]
+    for name, loss in zip(OWN_STATES, together, strict=True):
+        single = tsfl_jax.simulate(config.replace(SHARED, {"algorithm": name}))
+        np.testing.assert_allclose(loss, single.history["test_loss"], rtol=1e-5)
 
 
 def test_rules_that_share_no_program():
@@ -549,10 +537,7 @@ def test_rules_that_share_no_program():
     assert lanes.group(several)[0] == [[0], [1], [2]]
     settings = small(mu=0.0)
     settings.timeline.framework = "afl"
-    several = prepare.prepare_all(
-        [
-            config.replace(settings, {"algorithm": name})
-            for name in ("fedbuff", "fedavg")
-        ]
-    )
+    names = ["fedbuff", "fedavg"]
+    runs = [config.replace(settings, {"algorithm": name}) for name in names]
+    several = prepare.prepare_all(runs)
     assert lanes.group(several)[0] == [[0], [1]]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tsfl_jax
 from tests import problems
 from tests.rules.test_rules import received
 from tsfl_jax.rules import secure_buffer as sb
@@ -71,19 +70,3 @@ def test_a_sum_beyond_half_of_p_wraps_around():
     expected = (600 * 2**22 - sb.PRIME) / (2 * 2**22)
     found = float(sb.secure_sum(wraps, (), happened, hp)[0]["w"][0])
     assert found == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_run_is_fedbuff_but_for_the_rounding():
-    def final(algorithm, **changes):
-        config = tsfl_jax.Config(num_intervals=30, num_clients=6, batch_size=8)
-        config.algorithm, config.timeline.framework = algorithm, "fedbuff"
-        config.data.name, config.model.name = "digits", "mlp"
-        config.timeline.buffer, config.schedule.data_size = 3, 40
-        for name, value in changes.items():
-            setattr(config.secure_buffer, name, value)
-        return tsfl_jax.simulate(config).params["params"]["Dense_1"]["kernel"]
-
-    exact = final("fedbuff")
-    fine = np.abs(final("secure_buffer", levels=2**20) - exact).max()
-    coarse = np.abs(final("secure_buffer", levels=2**10) - exact).max()
-    assert 0 < fine < 1e-3 < coarse < 1

@@ -18,7 +18,8 @@ from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.engine.evaluation import HeldOut
 from tsfl_jax.engine.program_spec import Parts
 from tsfl_jax.rules import oracle
-from tsfl_jax.rules.base import Objective, Received, model_at, of_present
+from tsfl_jax.rules.apply import model_at, of_present
+from tsfl_jax.rules.base import Objective, Received
 from tsfl_jax.types import Array, HParams, Params
 
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jaxtyping import Bool, Int
 
@@ -37,18 +36,9 @@ from tsfl_jax.engine.estimates import estimate
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.engine.structures import History, Inputs, Problem, State
 from tsfl_jax.engine.tally import Tally, count
-from tsfl_jax.models.losses import all_finite, weight_entropy
-from tsfl_jax.rules.base import (
-    Aggregator,
-    ClientOutputs,
-    Received,
-    RoundInfo,
-    Weights,
-    combined,
-    decided,
-    others_of,
-    total_weight,
-)
+from tsfl_jax.models.losses import weight_entropy
+from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
+from tsfl_jax.rules.base import Aggregator, ClientOutputs, Received, RoundInfo, Weights
 from tsfl_jax.types import (
     Array,
     ClientGradients,
@@ -94,7 +84,7 @@ def run_interval(
         parts, state.params, estimate_key, seen, problem.samples, hparams
     )
     info = observe(parts.spec, rule_key, seen, inputs, estimates)
-    weights = decided(parts.rule, info, hparams)
+    weights = decide(parts.rules, info, hparams)
     train = client_training(parts, state, streams[0], hparams, problem, inputs)
     counts = weights.rho, weights.shares
     on_device = mapping.device_clients(parts.spec, clients, inputs.assigned, *counts)
@@ -199,7 +189,7 @@ def client_training(
     the whole run.
     """
     # Whether updates are measured against the models they started from, not w^t.
-    is_own_start = bool(parts.rule.deltas) or parts.rule.combine is not None
+    is_own_start = any(r.mixing.deltas or r.mixing.combine for r in parts.rules)
 
     def train(states: Any, client: local.Client, limit: Any) -> mapping.Trained:
         start, interval = start_of(parts, state, key, client), inputs.interval
@@ -236,26 +226,22 @@ def start_of(
         versions = state.snapshots, state.broadcast
         variables, broadcast = trees.take(versions, client.snapshot)
     added = None
-    if rule.gradient_correction is not None:
-        added = rule.gradient_correction(state.server, broadcast, client.place)
+    if (correction := rule.clients.gradient_correction) is not None:
+        added = correction(state.server, broadcast, client.place)
     stream = jax.random.fold_in(key, client.task)
     return local.Start(variables, jax.random.fold_in(stream, client.id), added)
 
 
 def broadcast_of(rule: Aggregator, server: Any) -> Params:
     """What clients download with the model, (): nothing."""
-    return () if rule.broadcast is None else rule.broadcast(server)
+    download = rule.clients.broadcast
+    return () if download is None else download(server)
 
 
 class Arrived(NamedTuple):
-    """What training gave, ready for the rule's `update`."""
+    """What training gave, ready for the server's step."""
 
-    mean: Params  # Σ ρ_i w_i, or w^t plus the combined update; of the parameters
-    others: Params  # all other collections, a mean of the clients' own
-    server: Any  # the rule's state
-    received: Received
-    weights: Weights  # those of the rule, or the ones it chose after training
-    kept: Array  # > 0: a model that counts was finite
+    mixed: Mixed
     results: local.LocalResult  # [K], of this device's clients
     regret: from_updates.Regret | None = None  # None: not measured
 
@@ -280,8 +266,12 @@ def train_and_combine(
     """
     rule, spec = parts.rule, parts.spec
     weights, problem = given
-    params, others = trees.parted(state.params)
     by_weights = not rule.stacks
+
+    def of_sum(weighted: mapping.Weighted) -> Mixed:
+        sums = weighted.moved, weighted.others, weighted.kept, weighted.asked
+        return Mixed(*sums, weights, received, state.server)
+
     if by_weights and not spec.regret and spec.waves == 1:
         weighted, results = mapping.weighted_updates(
             functools.partial(train, state.uplinks),
@@ -290,55 +280,32 @@ def train_and_combine(
             spec,
             state.uplinks,
         )
-        mean = mean_of(parts, params, weighted, received, hparams)
-        others, kept = weighted.others, weighted.kept
-        return Arrived(mean, others, state.server, received, weights, kept, results)
+        return Arrived(of_sum(weighted), results)
     own, results = client_states.stacked_updates(
         train, state.uplinks, on_device, clients, spec
     )
     updates, there = mapping.gathered(own, results, on_device, received, spec.axis)
     held = problem.samples, problem.validation
     objective = from_updates.objective(parts, state.params, updates, *held)
-    update, server, kept = None, state.server, None
+    delta = None
     if by_weights:
         weighted = mapping.weighted_stack(own, on_device, results, state.params, spec)
-        mean = mean_of(parts, params, weighted, received, hparams)
-        kept = weighted.kept
-    elif rule.combine is not None:
-        update, server = combined(rule, updates, state.server, there, hparams)
-        received, mean = there, optax.tree.add(params, trees.parted(update)[0])
+        mixed = of_sum(weighted)
     else:
-        assert rule.from_updates is not None
         losses = mapping.losses_of(results, on_device, there, spec.axis)
         outputs = ClientOutputs(losses, objective)
-        weights, server = rule.from_updates(outputs, state.server, there, hparams)
-        received = there = there._replace(rho=weights.rho, shares=weights.shares)
-        moved = trees.weighted(trees.parted(updates)[0], weights.rho)
-        moved = chain.receive(parts.uplinks, moved, received.info.key, hparams)
-        mean = optax.tree.add(params, moved)
-    others = others_of(others, updates, update, weights.rho, there.present)
-    kept = there.present.sum() if kept is None else kept
+        mixed = mix_stacked(
+            rule, updates, state.params, weights, there, state.server, outputs, hparams
+        )
+        if rule.mixing.combine is not None:
+            delta = {**mixed.update, "others": trees.values(mixed.collections)}
     regret = None
     if spec.regret:
-        at = from_updates.objective(parts, state.params, updates, *held, update)
+        at = from_updates.objective(parts, state.params, updates, *held, delta)
         assert at is not None, "checked before the run"
-        regret = from_updates.regret_of(at, there, update is None, hparams)
-    return Arrived(mean, others, server, received, weights, kept, results, regret)
-
-
-def mean_of(
-    parts: Parts,
-    params: Params,
-    weighted: mapping.Weighted,
-    received: Received,
-    hparams: HParams,
-) -> Params:
-    """(Σ ρ) w^t + Σ_i ρ_i (w_i − start_i), or with the rule's `deltas` from w^t."""
-    # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
-    total = trees.settled(total_weight(parts.rule, weighted.asked, hparams))
-    key = received.info.key
-    moved = chain.receive(parts.uplinks, weighted.moved, key, hparams)
-    return jax.tree.map(lambda w, m: total.astype(w.dtype) * w + m, params, moved)
+        there = there._replace(rho=mixed.received.rho, shares=mixed.received.shares)
+        regret = from_updates.regret_of(at, there, delta is None, hparams)
+    return Arrived(mixed, results, regret)
 
 
 def advance(
@@ -349,28 +316,28 @@ def advance(
     keep: Int[Array, ""],
     hparams: HParams,
 ) -> State:
-    """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t without a finite model with weight.
-
-    A rule can make a model that is not finite of finite ones: that is not taken either.
-    """
-    rule, old = parts.rule, trees.parted(state.params)[0]
-    params, server = rule.update(
-        arrived.mean, old, arrived.server, arrived.received, hparams
-    )
-    if arrived.others:
-        params = {**params, **arrived.others}
-    diverged = state.diverged
+    """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t without a finite model with weight."""
+    mixed, diverged = arrived.mixed, state.diverged
+    if parts.rule.mixing.combine is None:
+        key = mixed.received.info.key
+        update = chain.receive(parts.uplinks, mixed.update, key, hparams)
+        mixed = mixed._replace(update=update)
     in_step = not parts.spec.snapshots
     if in_step:  # else other clients are still at work on good models
         diverged |= (tally.discarded > 0) & (tally.survivors == 0)
-    updated = (arrived.kept > 0) & ~diverged
-    finite = all_finite(params)
-    last = State(state.params, state.server, diverged | (updated & ~finite))
+    params, server, is_finite = apply(
+        parts.rules,
+        mixed,
+        state.params,
+        state.server,
+        hparams,
+        jnp.logical_not(diverged),
+    )
+    diverged |= (mixed.kept > 0) & ~is_finite
     new = State(params, server, diverged)
-    new = optax.tree.where(updated & finite, new, last)
     if in_step:
         return new
-    version = new.params, broadcast_of(rule, new.server)
+    version = new.params, broadcast_of(parts.rule, new.server)
     snapshots, broadcast = trees.put((state.snapshots, state.broadcast), keep, version)
     return new._replace(snapshots=snapshots, broadcast=broadcast)
 
@@ -414,7 +381,7 @@ def record(
     estimates: tuple[Constants, ClientGradients],
 ) -> History:
     """The record of an interval."""
-    (constants, gradients), weights = estimates, arrived.weights
+    (constants, gradients), weights = estimates, arrived.mixed.weights
     measured = {} if arrived.regret is None else arrived.regret._asdict()
     return History(
         test_accuracy=scores.accuracy.astype(jnp.float32),

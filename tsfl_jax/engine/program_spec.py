@@ -89,9 +89,14 @@ class Parts(NamedTuple):
     """What a program is put together from; static, as the spec."""
 
     model: Model
-    rule: Aggregator
+    rules: tuple[Aggregator, ...]  # ``hparams.rule`` says which counts
     # Hyper-parameters → optax transformation of the clients, fresh in every interval.
     optimizer: Callable[[HParams], optax.GradientTransformation]
     spec: ProgramSpec
     hooks: Hooks = Hooks()
     uplinks: Chain = ()  # what updates pass on their way to the server
+
+    @property
+    def rule(self) -> Aggregator:
+        """The first rule: all agree on what shapes the program besides weights."""
+        return self.rules[0]

@@ -29,7 +29,8 @@ from tsfl_jax.engine.structures import (
     State,
 )
 from tsfl_jax.models.networks import Model
-from tsfl_jax.rules.base import Aggregator, Counts, one_of
+from tsfl_jax.rules import apply
+from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import feedback
 from tsfl_jax.types import HParams, PRNGKey
 from tsfl_jax.uplink import chain
@@ -134,7 +135,7 @@ def make_lanes_run(
 
 def init_state(
     model: Model,
-    rule: Aggregator,
+    rules: tuple[Aggregator, ...],
     key: PRNGKey,
     x: Num[Array, "B ..."],
     counts: Counts,
@@ -147,7 +148,7 @@ def init_state(
 
     Args:
       model: the network.
-      rule: the aggregation rule.
+      rules: the aggregation rules of the program.
       key: of the initial model.
       x: one batch of scaled network input.
       counts: numbers of clients and tiers, and samples of each client.
@@ -157,14 +158,14 @@ def init_state(
       hparams: with the settings of the links.
     """
     params = model.init(key, x)
-    server = rule.init(trees.parted(params)[0], counts)
+    server = apply.init_state(rules, trees.parted(params)[0], counts)
     state = State(params, server, jnp.bool_(False))
     links = chain.init(uplinks, params, hparams)
     state = state._replace(uplinks=trees.repeated(links, counts.clients))
     if choice is not None and choice.sampler == "oort":
         return state._replace(feedback=feedback.nothing_known(counts.clients))
     if snapshots:
-        version = params, broadcast_of(rule, server)
+        version = params, broadcast_of(rules[0], server)
         earlier, broadcast = trees.repeated(version, snapshots)
         state = state._replace(snapshots=earlier, broadcast=broadcast)
     return state
@@ -195,7 +196,7 @@ def make_run(
       to be jitted by the caller.
     """
     spec = dataclasses.replace(spec, axis=axis)
-    parts = Parts(model, one_of(rules), optimizer, spec, hooks, uplinks)
+    parts = Parts(model, rules, optimizer, spec, hooks, uplinks)
 
     def intervals(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs

@@ -97,10 +97,10 @@ def depends_on_devices(prepared: Prepared) -> bool:
     these solvers, and L by power iteration in every interval, by the program around.
     Side by side, the width of a block can change a client's own training.
     """
-    rule, constants = prepared.rule, prepared.config.constants
+    mixing, constants = prepared.rule.mixing, prepared.config.constants
     iterates = constants.when == "interval" and constants.estimator != "quotient"
-    solves = rule.uses_gradients or rule.from_updates is not None
-    solves = solves or (rule.uses_constants and iterates)
+    solves = mixing.uses_gradients or mixing.from_updates is not None
+    solves = solves or (mixing.uses_constants and iterates)
     return solves or prepared.config.measure_regret or prepared.mapping == "vmap"
 
 

@@ -107,7 +107,7 @@ def fill(
     # Of the network only gradients are used, and of the other parts nothing: runs with
     # other rules and first parameters share a compiled estimate.
     model = prepared.network.model._replace(init=_drawn_before)
-    parts = Parts(model, FEDAVG, optimizers.sgd, spec)
+    parts = Parts(model, (FEDAVG,), optimizers.sgd, spec)
     # Of arrays that every device has, that of the first: the same program on however
     # many devices, so that it has the bits of one.
     scalars = hparams._replace(settings={})

@@ -20,7 +20,6 @@ from tsfl_jax.experiment import program as programs
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.program_key import ProgramKey, causes_of, keys_of, rules_of
 from tsfl_jax.experiment.rule_settings import arrays as settings_arrays
-from tsfl_jax.rules.base import one_of
 
 ONE_CALL = 4  # runs one after another: a killed call loses their work
 
@@ -146,12 +145,12 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.State:
     """w^0 and the rules' states, ``[L, ...]`` on all devices."""
-    rule = one_of(rules_of(group.members))
+    rules = rules_of(group.members)
 
     def init(keys: jax.Array, sizes: Any, samples: local.Samples) -> scan.State:
         def of_run(lane: Any) -> scan.State:
             key, sizes = lane
-            return programs.initial_state(lanes[0], rule, key, sizes, samples)
+            return programs.initial_state(lanes[0], rules, key, sizes, samples)
 
         return scan.over_lanes(of_run, side_by_side=False)((keys, sizes))
 

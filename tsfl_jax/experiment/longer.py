@@ -51,9 +51,9 @@ def earlier(
 
 def _reads_intervals(program: Program, arrays: Arrays) -> bool:
     """Whether anything but the schedule of η, such as a rule, reads T."""
-    model, rule, optimizer, spec, hooks, uplinks = program.parts
+    model, rules, optimizer, spec, hooks, uplinks = program.parts
     spec = dataclasses.replace(spec, lr_varies=False)
-    run = scan.make_run(model, (rule,), optimizer, spec, None, hooks, uplinks)
+    run = scan.make_run(model, rules, optimizer, spec, None, hooks, uplinks)
     state, key, hparams, *arguments = lanes.arguments_of_run(arrays, program.chunk)
     jaxpr = jax.make_jaxpr(run)(state, key, hparams, *arguments).jaxpr
     unmarked = jax.tree.map(lambda _: False, (state, key, hparams, *arguments))

@@ -20,7 +20,7 @@ def _bytes(tree: Any) -> int:
 
 def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
     """Shapes of the state of so many times the clients; nothing is computed."""
-    model, rule = prepared.network.model, prepared.rule
+    model, rules = prepared.network.model, (prepared.rule,)
     counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
     clients = times * counts.clients
     counts = counts._replace(clients=clients, size=np.ones(clients))
@@ -29,7 +29,7 @@ def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
     return jax.eval_shape(
         lambda x: scan.init_state(
             model,
-            rule,
+            rules,
             rng.key(0),
             x,
             counts,

@@ -111,7 +111,7 @@ def _scalar(value: Any, dtype: Any = np.float32) -> Scalar:
 def hparams_of(config: Config, rule: Aggregator) -> HParams:
     """Collect what may be swept; NaN marks a constant to be estimated."""
     given = [getattr(config.constants, name) for name in Constants._fields]
-    proximal = rule.proximal or config.proximal
+    proximal = rule.clients.proximal or config.proximal
     return HParams(
         lr=_scalar(config.lr),
         momentum=_scalar(config.momentum),

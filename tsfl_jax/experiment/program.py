@@ -24,7 +24,7 @@ from tsfl_jax.experiment.call_length import chunk_of
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.experiment.program_key import merged_spec, rules_of
 from tsfl_jax.report import progress
-from tsfl_jax.rules.base import Aggregator, one_of
+from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, HParams, PRNGKey
 
 
@@ -177,7 +177,7 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     side_by_side = spec.mapping == "vmap" and not by_choice
     return Program(
         run=scan.make_lanes_run(run, mesh, side_by_side=side_by_side),
-        parts=Parts(model, one_of(rules), optimizer, spec, hooks, links),
+        parts=Parts(model, rules, optimizer, spec, hooks, links),
         mesh=mesh,
         intervals=len(any_member.steps),
         chunk=min(map(chunk_of, members)),
@@ -301,20 +301,20 @@ def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
 
 def initial_state(
     prepared: Prepared,
-    rule: Aggregator,
+    rules: tuple[Aggregator, ...],
     key: PRNGKey,
     sizes: tuple[Float[Array, "U"], Float[Array, ""]],
     samples: local.Samples,
 ) -> scan.State:
     """w^0 and the rule's state; `sizes` as of `sizes_of`."""
-    size, others = sizes
+    size, idle_size = sizes
     counts = counts_of(prepared)._replace(clients=size.shape[0], size=size)
     return scan.init_state(
         prepared.network.model,
-        rule,
+        rules,
         key,
         local.scaled(samples, samples.x[:1]),
-        counts._replace(others=others),
+        counts._replace(idle_size=idle_size),
         prepared.workload.schedule.snapshots,
         prepared.config.cohort.choice,
         prepared.uplinks,

@@ -71,7 +71,7 @@ def spec_of(prepared: Prepared) -> ProgramSpec:
         lr_varies=config.lr_schedule != "constant",
         estimates=Estimates(
             constants=(estimated,),
-            gradients=(prepared.rule.uses_gradients or config.measure_clients,),
+            gradients=(prepared.rule.mixing.uses_gradients or config.measure_clients,),
             method=config.constants.estimator,
         ),
         choice=config.cohort.choice,
@@ -144,7 +144,7 @@ def _key_of_rule(prepared: Prepared) -> Any:
     rule, snapshots = prepared.rule, prepared.workload.schedule.snapshots
     if rule.stacks:
         return rule
-    return (rule.init, bool(rule.deltas)) if snapshots else ()
+    return (rule.server.init, rule.mixing.deltas) if snapshots else ()
 
 
 def _shapes_of(prepared: Prepared) -> Any:

@@ -50,9 +50,10 @@ def arrays(config: Config, kinds: tuple[type, ...]) -> dict[str, Any]:
 
 def needs_constants(config: Config, rule: Aggregator) -> bool:
     """Whether L, G² and σ² have a part in this run."""
-    if config.measure_clients or not rule.uses_constants:
+    if config.measure_clients or not rule.mixing.uses_constants:
         return config.measure_clients
-    return not rule.needs_none(HParams(settings=arrays(config, rule.sections)))
+    hparams = HParams(settings=arrays(config, rule.sections))
+    return not rule.mixing.skips_constants(hparams)
 
 
 # What chooses a component → the argument that gives one's own instead, and what that
@@ -160,7 +161,8 @@ def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
     regret, leave_one = "--config.measure_regret=True", "leave one of them out"
     chosen = f"--config.algorithm={config.algorithm}"
     chosen = chosen if own.aggregator is None else "aggregator="
-    if not config.data.validation and (rule.uses_validation or config.measure_regret):
+    uses_validation = rule.mixing.uses_validation or config.measure_regret
+    if uses_validation and not config.data.validation:
         reason = f"{chosen} chooses its weights"
         reason = f"{regret} measures" if config.measure_regret else reason
         raise UserError(
@@ -184,7 +186,7 @@ def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
             f"so that it says nothing alone; {way}"
         )
     changed = [n for n in ("optimizer", "client_step") if getattr(own, n) is not None]
-    if own.aggregator is None and rule.counts_on_sgd and changed:
+    if own.aggregator is None and rule.clients.counts_on_sgd and changed:
         raise UserError(
             f"{chosen}: it is made for the steps of the package's own SGD; leave out "
             f"{changed[0]}="
@@ -201,7 +203,7 @@ def _asking(config: Config, rule: Aggregator, links: list[Uplink]) -> list[str]:
         "measure_regret": config.measure_regret,
         "measure_clients": config.measure_clients,
         "cohort.sampler": config.cohort.choice is not None,
-        "algorithm": rule.uses_validation or rule.uses_gradients,
+        "algorithm": rule.mixing.uses_validation or rule.mixing.uses_gradients,
         "constants.when": estimates and needs_constants(config, rule),
     }
     return [name for name, on in asks.items() if on]
@@ -237,7 +239,7 @@ def optimizer_notes(
         return ()
     made = isinstance(own.optimizer, optax.GradientTransformation)
     read = optimizers.check(optimizers.as_factory(own.optimizer), hparams, params)
-    if own.aggregator or rule.uses_constants or rule.uses_gradients:
+    if own.aggregator or rule.mixing.uses_constants or rule.mixing.uses_gradients:
         read |= {"lr"}  # by the rule
     found = ()
     for name in changed:

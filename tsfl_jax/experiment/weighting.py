@@ -32,14 +32,15 @@ def applied(config: Config, rule: Aggregator) -> Aggregator:
     """
     if config.cohort.weighting == "ratio":
         return rule
-    if rule.weights is not size_weights or rule.stacks or rule == FEDAT:
+    if rule.mixing.weights is not size_weights or rule.stacks or rule == FEDAT:
         raise UserError(
             f"--config.cohort.weighting={config.cohort.weighting}: the weights of "
             f"--config.algorithm={config.algorithm} are its own, not those by size; "
             "leave it out, or use a rule like fedavg"
         )
     kept = tuple(k for k in rule.sections if k not in (FedAvg, Staleness))
-    return rule._replace(weights=given_weights, deltas=True, sections=kept)
+    mixing = rule.mixing._replace(weights=given_weights, deltas=True)
+    return rule._replace(mixing=mixing, sections=kept)
 
 
 def shares(

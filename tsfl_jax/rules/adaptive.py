@@ -16,16 +16,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules.base import (
-    Aggregator,
-    ClientOutputs,
-    Counts,
-    Received,
-    Weights,
-    of_present,
-)
-from tsfl_jax.rules.dms_rule import DMS, RULE, check_sizes, dms_rule, scaled_dms
-from tsfl_jax.types import HParams, Params, UserError
+from tsfl_jax.rules import base
+from tsfl_jax.rules.apply import of_present
+from tsfl_jax.rules.dms_rule import DMS, RULE, check_sizes, scaled_dms
+from tsfl_jax.types import HParams
 
 
 @component("dms_adaptive")
@@ -35,18 +29,8 @@ class DMSAdaptive:
     adapt: float = setting(4.0, "κ, change of that factor per interval", above=1)
     by_size: bool = setting(True, "weights times |D_i|")
 
-    def check(self, config: Any, rule: Aggregator) -> None:
-        """Refuse a decay beside the factor, and what weights by size cannot have."""
-        if config.dms.decay != "none":
-            raise UserError(
-                f"--config.dms.decay={config.dms.decay}: would be ignored with "
-                "--config.algorithm=dms_adaptive, which finds the factor itself"
-            )
-        if config.dms.by_size:
-            raise UserError(
-                "--config.dms.by_size=True: would be ignored with "
-                "--config.algorithm=dms_adaptive, which has dms_adaptive.by_size"
-            )
+    def check(self, config: Any, rule: base.Aggregator) -> None:
+        """Refuse what weights by size cannot have."""
         if self.by_size:
             check_sizes(config.dms, "--config.dms_adaptive.by_size=True")
 
@@ -54,20 +38,14 @@ class DMSAdaptive:
 LEAST = 1e-3  # of s: FedAvg but for a thousandth of the paper's c
 
 
-def _whole(params: Params, counts: Counts) -> Float[Array, ""]:
-    """s = 1: the paper's DMS."""
-    del params, counts
-    return jnp.float32(1.0)
-
-
-def _apart(one: Float[Array, "N"], other: Float[Array, "N"]) -> Bool[Array, ""]:
+def _differ(one: Float[Array, "N"], other: Float[Array, "N"]) -> Bool[Array, ""]:
     """Whether weights differ by more than rounding."""
     return jnp.abs(one - other).max() > 1e-6
 
 
 def adaptive_weights(
-    outputs: ClientOutputs, scale: Any, received: Received, hparams: HParams
-) -> tuple[Weights, Float[Array, ""]]:
+    outputs: base.ClientOutputs, scale: Any, received: base.Received, hparams: HParams
+) -> tuple[base.Weights, Float[Array, ""]]:
     """Weights of DMS with s·κ or s/κ, whichever has the smaller F_val, and that s.
 
     Where both give the same weights, s falls, which costs nothing in this interval:
@@ -76,31 +54,27 @@ def adaptive_weights(
     """
     objective = outputs.validation
     assert objective is not None, "the rule declares that it uses it"
-    own = hparams.of(DMSAdaptive)
-    factor = jnp.asarray(own.adapt)
+    settings = hparams.of(DMSAdaptive)
+    factor = jnp.asarray(settings.adapt)
 
-    def weights(scale: Float[Array, ""]) -> Weights:
-        found = scaled_dms(received.info, hparams, scale, own.by_size)
-        return found._replace(rho=of_present(found.rho, received.present))
+    def weights(scale: Float[Array, ""]) -> base.Weights:
+        scaled = scaled_dms(received.info, hparams, scale, settings.by_size)
+        return scaled._replace(rho=of_present(scaled.rho, received.present))
 
     tried = jnp.clip(jnp.stack([scale / factor, scale * factor]), LEAST, 1.0)
     rho = lax.map(lambda scale: weights(scale).rho, tried)
     loss = lax.map(lambda rho: objective(rho)[0], rho)
     loss = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
-    matters = _apart(rho[0], weights(jnp.float32(LEAST)).rho)
-    flat = matters & ~_apart(rho[0], rho[1])
+    matters = _differ(rho[0], weights(jnp.float32(LEAST)).rho)
+    flat = matters & ~_differ(rho[0], rho[1])
     lower, higher = (loss[0] < loss[1]) | flat, (loss[1] < loss[0]) & ~flat
     scale = jnp.where(lower, tried[0], jnp.where(higher, tried[1], scale))
     return weights(scale), scale
 
 
-DMS_ADAPTIVE = Aggregator(
-    dms_rule,
-    init=_whole,
-    from_updates=adaptive_weights,
-    uses_constants=True,
-    uses_validation=True,
-    needs_none=RULE.needs_none,
+DMS_ADAPTIVE = base.Aggregator(
+    RULE.mixing._replace(from_updates=adaptive_weights, uses_validation=True),
+    server=base.ServerSide(init=lambda *_: jnp.float32(1.0)),  # the paper's DMS
     sections=(DMS, DMSAdaptive),
     label="adaptive DMS",
 )

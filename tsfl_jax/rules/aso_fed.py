@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tsfl_jax import trees
+from tsfl_jax.rules import base
 from tsfl_jax.rules.averages import Server, server_step
-from tsfl_jax.rules.base import Aggregator, Counts, Received, equal_weights
 from tsfl_jax.types import HParams, Params
 
 
@@ -17,17 +17,17 @@ class Delays(NamedTuple):
     total: Float[Array, "N"]  # of the delays of its deliveries
     number: Float[Array, "N"]  # of its deliveries
     size: Float[Array, "N"]  # samples that it had at the last one; all at first
-    others: Float[Array, ""]  # samples of all clients that never work
+    idle_size: Float[Array, ""]  # samples of all clients that never work
 
 
-def _delays(params: Params, counts: Counts) -> Delays:
+def _no_delays(params: Params, counts: base.Counts) -> Delays:
     del params
     zeros = jnp.zeros(counts.clients)
-    return Delays(zeros, zeros, *counts.held)
+    return Delays(zeros, zeros, *counts.sizes)
 
 
-def _moved(
-    updates: Params, state: Delays, received: Received, hparams: HParams
+def _delayed_sum(
+    updates: Params, state: Delays, received: base.Received, hparams: HParams
 ) -> tuple[Params, Delays]:
     """Δ = Σ_i r_i (n_i/n) (w_i − base_i) with r_i = max(1, ln d̄_i).
 
@@ -43,7 +43,7 @@ def _moved(
 
     Args:
       updates: w_i − base_i, leaves ``[K, ...]``.
-      state: of `_delays`.
+      state: of `_no_delays`.
       received: who is there, sizes and lags.
       hparams: not read.
 
@@ -62,18 +62,16 @@ def _moved(
     size = state.size.at[where].set(info.size.astype(jnp.float32), mode="drop")
     mean = total[place] / jnp.maximum(number[place], 1.0)
     longer = jnp.maximum(1.0, jnp.log(jnp.maximum(mean, 1.0)))
-    share = info.size.astype(jnp.float32) / (size.sum() + state.others)
+    share = info.size.astype(jnp.float32) / (size.sum() + state.idle_size)
     weight = jnp.where(present, longer * share, 0.0)
     delta = trees.weighted(updates, weight)
-    return delta, Delays(total, number, size, state.others)
+    return delta, Delays(total, number, size, state.idle_size)
 
 
-ASO_FED = Aggregator(
-    equal_weights,
-    _delays,
-    server_step,
-    combine=_moved,
-    proximal=True,
+ASO_FED = base.Aggregator(
+    base.Mixing(combine=_delayed_sum),
+    base.ClientSide(proximal=True),
+    base.ServerSide(server_step, _no_delays),
     sections=(Server,),
     label="ASO-Fed",
 )

@@ -12,15 +12,7 @@ from jaxtyping import Array, Float
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules.base import (
-    Aggregator,
-    Counts,
-    Received,
-    RoundInfo,
-    Weights,
-    normalized,
-    weights_of,
-)
+from tsfl_jax.rules import base
 from tsfl_jax.rules.staleness import EXPONENTIAL, Staleness, of_lag
 from tsfl_jax.types import HParams, Params
 
@@ -48,7 +40,7 @@ class Server:
     lr: float = setting(1.0, "η_g", above=0)
 
 
-def size_weights(info: RoundInfo, hparams: HParams) -> Weights:
+def size_weights(info: base.RoundInfo, hparams: HParams) -> base.Weights:
     """Weights by data size, ρ_i ∝ |D_i| s(lag_i): FedAvg, FedProx.
 
     With ``fedavg.by_size=False`` it is 1 instead of |D_i|.
@@ -65,31 +57,30 @@ def size_weights(info: RoundInfo, hparams: HParams) -> Weights:
     exponential = jnp.asarray(late.kind) == EXPONENTIAL
     since = jnp.where(exponential & (least < _NEVER), least, 0)
     share = jnp.where(sized, info.size, 1) * of_lag(info.lag - since, late)
-    return weights_of(normalized(share, info.tau), info.tau)
+    return base.weights_of(base.normalized(share, info.tau), info.tau)
 
 
-def given_weights(info: RoundInfo, hparams: HParams) -> Weights:
+def given_weights(info: base.RoundInfo, hparams: HParams) -> base.Weights:
     """The weights that go with how a cohort was sampled, drawn before training."""
     del hparams
     assert info.share is not None
-    return weights_of(jnp.where(info.tau > 0, info.share, 0.0), info.tau)
+    return base.weights_of(jnp.where(info.tau > 0, info.share, 0.0), info.tau)
 
 
-def stale_uniform_weights(info: RoundInfo, hparams: HParams) -> Weights:
+def stale_uniform_weights(info: base.RoundInfo, hparams: HParams) -> base.Weights:
     """Equal weights less staleness, ρ_i = s(lag_i)/n: FedAsync, FedBuff.
 
     n is the number of clients with τ > 0. What staleness takes away stays with the
     global model: Σ ρ may be below 1. If a model is discarded, the others have
     s(lag_i)/(n − 1).
     """
-    share = normalized(jnp.ones_like(info.size), info.tau)
+    share = base.normalized(jnp.ones_like(info.size), info.tau)
     late = of_lag(info.lag, hparams.of(Staleness))
-    found = weights_of(share * late, info.tau)
-    return found._replace(shares=share)
+    return base.weights_of(share * late, info.tau)._replace(shares=share)
 
 
 def mix(
-    mean: Params, params: Params, state: Any, received: Received, hparams: HParams
+    mean: Params, params: Params, state: Any, received: base.Received, hparams: HParams
 ) -> tuple[Params, Any]:
     """Mix the mean into the global model: FedAsync.
 
@@ -109,7 +100,7 @@ def mix(
 
 
 def server_step(
-    mean: Params, params: Params, state: Any, received: Received, hparams: HParams
+    mean: Params, params: Params, state: Any, received: base.Received, hparams: HParams
 ) -> tuple[Params, Any]:
     """Step of the server: w^{t+1} = w^t + η_g (m − w^t) with m = w^t + Δ."""
     del received
@@ -120,14 +111,16 @@ def server_step(
     return trees.map_inexact(step, mean, params), state
 
 
-def _tier_models(params: Params, counts: Counts) -> tuple[Params, Float[Array, "G"]]:
+def _tier_models(
+    params: Params, counts: base.Counts
+) -> tuple[Params, Float[Array, "G"]]:
     """Each tier's last model, and how often it has delivered."""
     zeros = jnp.zeros(counts.groups, jnp.float32)
     return trees.repeated(params, counts.groups), zeros
 
 
 def tiered(
-    mean: Params, params: Params, state: Any, received: Received, hparams: HParams
+    mean: Params, params: Params, state: Any, received: base.Received, hparams: HParams
 ) -> tuple[Params, Any]:
     """Give more weight to tiers that deliver less often: FedAT.
 
@@ -149,25 +142,23 @@ def tiered(
     return trees.map_inexact(mean_of, mean, models), (models, delivered)
 
 
-_BY_SIZE = (FedAvg, Staleness)
+BY_SIZE = base.Mixing(size_weights)
+BY_SIZE_SECTIONS = (FedAvg, Staleness)
 
-FEDAVG = Aggregator(size_weights, sections=_BY_SIZE, label="FedAvg")
-FEDPROX = Aggregator(size_weights, proximal=True, sections=_BY_SIZE, label="FedProx")
-FEDASYNC = Aggregator(
-    stale_uniform_weights,
-    update=mix,
+FEDAVG = base.Aggregator(BY_SIZE, sections=BY_SIZE_SECTIONS, label="FedAvg")
+FEDPROX = FEDAVG._replace(clients=base.ClientSide(proximal=True), label="FedProx")
+FEDAT = FEDAVG._replace(server=base.ServerSide(tiered, _tier_models), label="FedAT")
+FEDASYNC = base.Aggregator(
+    base.Mixing(stale_uniform_weights),
+    server=base.ServerSide(mix),
     sections=(FedAsync, Staleness),
     label="FedAsync",
-    discounts=True,
 )
 # w^{t+1} = w^t + η_g (1/K) Σ_i s(lag_i)(w_i − base_i): Nguyen et al., "Federated
 # Learning with Buffered Asynchronous Aggregation", AISTATS 2022, Algorithm 1.
-FEDBUFF = Aggregator(
-    stale_uniform_weights,
-    update=server_step,
-    deltas=True,
+FEDBUFF = base.Aggregator(
+    base.Mixing(stale_uniform_weights, deltas=True),
+    server=base.ServerSide(server_step),
     sections=(Server, Staleness),
     label="FedBuff",
-    discounts=True,
 )
-FEDAT = Aggregator(size_weights, _tier_models, tiered, sections=_BY_SIZE, label="FedAT")

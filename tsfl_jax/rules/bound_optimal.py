@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tsfl_jax.components import changed, component, setting
-from tsfl_jax.rules.base import Aggregator, RoundInfo, Weights, weights_of
+from tsfl_jax.rules.base import Aggregator, Mixing, RoundInfo, Weights, weights_of
 from tsfl_jax.rules.dms_rule import check_limit
 from tsfl_jax.theory.bounds import BoundConstants, estimated
 from tsfl_jax.theory.minimum import bound_optimal_weights
@@ -41,7 +41,7 @@ def _weights(info: RoundInfo, hparams: HParams) -> Weights:
     measured = info.gradients
     assert measured is not None, "the table of rules declares that this rule uses them"
     present = tau > 0
-    known = estimated(
+    estimates = estimated(
         hparams.lr,
         weight_limit,
         constants.smoothness,
@@ -49,20 +49,19 @@ def _weights(info: RoundInfo, hparams: HParams) -> Weights:
         measured,
         present,
     )
-    finite = jnp.stack([jnp.isfinite(jnp.asarray(a)).all() for a in known]).all()
+    estimates = [jnp.asarray(value) for value in estimates]
+    finite = jnp.stack([jnp.isfinite(value).all() for value in estimates]).all()
     finite &= constants.smoothness > 0
-    known = BoundConstants(*(jnp.where(finite, jnp.asarray(a), 1.0) for a in known))
+    bound = BoundConstants(*(jnp.where(finite, value, 1.0) for value in estimates))
     limit = jnp.minimum(weight_limit, tau.shape[0])  # finite; N limits nothing
-    found = bound_optimal_weights(tau, known, limit=limit)
+    minimum = bound_optimal_weights(tau, bound, limit=limit)
     equal = present / jnp.maximum(present.sum(), 1)
-    rho = jnp.where(finite & found.valid, found.rho, equal)
+    rho = jnp.where(finite & minimum.valid, minimum.rho, equal)
     return weights_of(rho, tau)
 
 
 BOUND_OPTIMAL = Aggregator(
-    _weights,
-    uses_constants=True,
-    uses_gradients=True,
+    Mixing(_weights, uses_constants=True, uses_gradients=True),
     sections=(BoundOptimal,),
     label="minimizer of the bound",
 )

@@ -14,25 +14,27 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Num
 
 from tsfl_jax import rng, trees, types
+from tsfl_jax.rules.apply import apply, check_weights, decide, mix_stacked, model_at
 from tsfl_jax.rules.base import (
     Aggregator,
     ClientOutputs,
+    ClientSide,
     Counts,
+    Mixing,
     Objective,
     Received,
     RoundInfo,
+    ServerSide,
     Weights,
-    check_weights,
-    combined,
-    decided,
-    model_at,
+    equal_weights,
     normalized,
-    of_present,
-    others_of,
     weights_of,
     with_defaults,
 )
 from tsfl_jax.types import ClientGradients, HParams, Params, PRNGKey, UserError
+
+_PARTS = {"mixing": Mixing, "clients": ClientSide, "server": ServerSide}
+FIELDS = (*(n for kind in _PARTS.values() for n in kind._fields), "sections", "label")
 
 
 def _with_hparams(weights: Any) -> Callable[[RoundInfo, HParams], Any]:
@@ -40,28 +42,21 @@ def _with_hparams(weights: Any) -> Callable[[RoundInfo, HParams], Any]:
 
     A second argument with a default is a parameter of the user's own, unless it is
     called hparams.
-
-    Raises:
-      UserError: not a function of one or two arguments.
     """
-    expected = "expected a function of (info) or (info, hparams)"
-    if not callable(weights):
-        raise UserError(f"rule({weights!r}): {expected}")
-    placed = [
-        p
-        for p in inspect.signature(weights).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    needed = sum(p.default is p.empty for p in placed)
-    if not placed or needed > 2:
-        raise UserError(f"rule({weights!r}): {expected}; others need a default")
-    if needed == 2 or "hparams" in [p.name for p in placed[1:2]]:
-        return weights
-    return lambda info, hparams: weights(info)
+    expected = "expected a function of (info) or (info, hparams); others need a default"
+    with types.user_code(f"rule({weights!r})", expected):
+        signature = inspect.signature(weights)
+        needed = [p for p in signature.parameters.values() if p.default is p.empty]
+        takes_hparams = len(needed) > 1 or "hparams" in signature.parameters
+        signature.bind(*["info", "hparams"][: 1 + takes_hparams])
+    return weights if takes_hparams else lambda info, hparams: weights(info)
 
 
 def rule(
-    weights: Callable[..., Any] | Any, *, normalize: bool = True, **fields: Any
+    weights: Callable[..., Any] | Any = equal_weights,
+    *,
+    normalize: bool = True,
+    **fields: Any,
 ) -> Aggregator:
     """Make an aggregation rule of a function of weights; all else has defaults.
 
@@ -72,7 +67,7 @@ def rule(
       weights: (`RoundInfo`) or (`RoundInfo`, `HParams`) → v ≥ 0, ``[N]``, or `Weights`,
         which are used as they are. A pure function of JAX arrays.
       normalize: False: ρ = v, still 0 where τ_i = 0.
-      **fields: other fields of `Aggregator`, such as `update` or `deltas`.
+      **fields: of the parts of `Aggregator`, such as `update` or `deltas`.
         ``uses_constants=True`` for a rule that reads ``info.constants``, and
         ``uses_gradients=True`` for ``info.gradients``.
 
@@ -81,13 +76,8 @@ def rule(
         what it raises, or a shape other than ``[N]``.
     """
     function = _with_hparams(weights)
-    for name in fields:
-        if name not in Aggregator._fields:
-            raise UserError(
-                f"rule({name}=…): expected a field of tsfl_jax.Aggregator, one of "
-                f"{', '.join(Aggregator._fields[1:])}"
-            )
-
+    for name in fields.keys() - {*FIELDS}:
+        raise UserError(f"rule({name}=…): expected one of {', '.join(FIELDS[1:])}")
     # Not estimated for it: they would be NaN, and so would ρ.
     names = [n for n in ("constants", "gradients") if not fields.get(f"uses_{n}")]
     hidden = dict.fromkeys(names)
@@ -96,18 +86,23 @@ def rule(
         "for rule(..., uses_constants=True), uses_gradients=True"
     )
 
-    def found(info: RoundInfo, hparams: HParams) -> Weights:
+    def custom_weights(info: RoundInfo, hparams: HParams) -> Weights:
         with types.user_code("the rule's weights fail", expected):
-            made = function(info._replace(**hidden), hparams)
-        if isinstance(made, Weights):
-            return made
-        value = jnp.asarray(made, jnp.float32)
-        check_weights(value, info)
+            values = function(info._replace(**hidden), hparams)
+        if isinstance(values, Weights):
+            return values
+        values = jnp.asarray(values, jnp.float32)
+        check_weights(values, info)
         if normalize:
-            return weights_of(normalized(value, info.tau), info.tau)
-        return weights_of(jnp.where(info.tau > 0, value, 0.0), info.tau)
+            return weights_of(normalized(values, info.tau), info.tau)
+        return weights_of(jnp.where(info.tau > 0, values, 0.0), info.tau)
 
-    return Aggregator(found, **fields)
+    fields["weights"] = custom_weights
+    parts = {
+        part: kind(**{n: fields.pop(n) for n in kind._fields if n in fields})
+        for part, kind in _PARTS.items()
+    }
+    return Aggregator(**parts, **fields)
 
 
 @functools.lru_cache(maxsize=64)
@@ -122,26 +117,31 @@ def rule_of_component(kind: type) -> Aggregator:
     Raises:
       UserError: no method `weights`.
     """
-    found = {n: getattr(kind, n) for n in Aggregator._fields if hasattr(kind, n)}
-    if "weights" not in found:
+    fields: dict[str, Any] = {"sections": (kind,)}
+    fields |= {n: getattr(kind, n) for n in FIELDS if hasattr(kind, n)}
+    if "weights" not in fields:
         raise UserError(
             f"aggregator={kind.__name__}(…): expected a component with a method "
             "weights(self, info)"
         )
 
     def of_settings(method: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: method(given[-1].of(kind), *given)
+        return lambda *inputs: method(inputs[-1].of(kind), *inputs)
 
-    _with_hparams(functools.partial(found.pop("weights"), None))
+    _with_hparams(functools.partial(fields.pop("weights"), None))
 
     def weights(info: RoundInfo, hparams: HParams) -> Any:
         bound = functools.partial(kind.weights, hparams.of(kind))
         return _with_hparams(bound)(info, hparams)
 
-    for name in {"update", "combine", "from_updates"} & set(found):
-        found[name] = of_settings(found[name])
-    fields: dict[str, Any] = {"sections": (kind,)} | found
+    for name in {"update", "combine", "from_updates"} & fields.keys():
+        fields[name] = of_settings(fields[name])
     return rule(weights, **fields)
+
+
+def _is_variables(params: Params) -> bool:
+    """Whether a tree has collections as Flax's variables, or is all parameters."""
+    return isinstance(params, dict) and "params" in params
 
 
 def init_rule(
@@ -163,10 +163,9 @@ def init_rule(
     Raises:
       UserError: no `size`, or not of N clients, for a rule whose state has them.
     """
-    is_variables = isinstance(params, dict) and "params" in params
-    params, _ = trees.parted(params if is_variables else {"params": params})
+    params, _ = trees.parted(params if _is_variables(params) else {"params": params})
     params = jax.tree.map(jnp.asarray, params)
-    return rule.init(params, Counts(num_clients, groups, size))
+    return rule.server.init(params, Counts(num_clients, groups, size))
 
 
 def resized(rule: Aggregator, params: Params, state: Any, size: Any) -> Any:
@@ -188,16 +187,9 @@ def _has_sizes(state: Any) -> bool:
 
 
 def _of_state(
-    rule: Aggregator,
-    params: Params,
-    state: Any,
-    info: RoundInfo,
-    by: tuple[Any, Any],
+    rule: Aggregator, params: Params, state: Any, info: RoundInfo, client: Any
 ) -> RoundInfo:
-    """The info for a state with rows by client; `by` are ids and sizes as given."""
-    (client, size), number = by, len(info.tau)
-    if size is None and _has_sizes(state):
-        info = info._replace(size=state.size[info.client].astype(jnp.int32))
+    """The info for a state with rows by client; `client` are the ids as given."""
     one, two = (
         jax.eval_shape(lambda n=n: init_rule(rule, params, n, size=np.ones(n)))
         for n in (1, 2)
@@ -207,11 +199,13 @@ def _of_state(
     if not rows:
         return info
     is_client = (info.client >= 0) & (info.client < len(rows[0]))
-    is_known = not isinstance(is_client, Tracer)
-    if number != len(rows[0]) if client is None else is_known and not is_client.all():
+    is_wrong = len(info.tau) != len(rows[0])
+    if client is not None:
+        is_wrong = not (isinstance(is_client, Tracer) or is_client.all())
+    if is_wrong:
         raise UserError(
             f"client={client}: expected an id from 0 to {len(rows[0]) - 1} for each of "
-            f"{number} updates, as the state is of {len(rows[0])} clients"
+            f"{len(info.tau)} updates, as the state is of {len(rows[0])} clients"
         )
     return info._replace(tau=jnp.where(is_client, info.tau, 0))
 
@@ -237,7 +231,8 @@ def aggregate(
     """Apply any rule to clients' updates, for a training loop of one's own.
 
     w^{t+1} = update(w^t + Σ_i ρ_i (w_i − base_i), w^t), or by the rule's `combine`. A
-    pure function: it can be jitted, vmapped and differentiated.
+    pure function: it can be jitted, vmapped and differentiated. Without an update that
+    counts, or where the new model is not finite, model and state stay.
 
     Args:
       rule: such as ``AGGREGATORS["dms"]`` or from `tsfl_jax.rule`.
@@ -264,87 +259,17 @@ def aggregate(
     Raises:
       UserError: no `gradients`, `validation` or ids that the rule needs, or wrong ids.
     """
-    missing = {"gradients": gradients, "validation": validation}
-    for name, value in missing.items():
-        if value is None and getattr(rule, f"uses_{name}"):
-            raise UserError(f"aggregate: expected {name}=, which the rule needs")
-    hparams = with_defaults(rule, HParams() if hparams is None else hparams)
+    if rule.mixing.uses_validation and validation is None:
+        raise UserError("expected validation=, which the rule needs")
     updates, params = jax.tree.map(jnp.asarray, (updates, params))
-    counts = (tau, size, steps, lag, group, client)
-    info = _info(updates, counts, gradients, key, hparams)
-    info = _of_state(rule, params, state, info, (client, size))
-    known = jnp.full(len(info.tau), jnp.nan) if losses is None else losses
-    measured = jnp.asarray(known, jnp.float32), validation
-    return _applied(rule, updates, params, state, info, hparams, measured)
-
-
-def weights(
-    rule: Aggregator,
-    *,
-    tau: Num[Array, "N"] | Any,
-    size: Num[Array, "N"] | Any = None,
-    steps: Num[Array, "N"] | Any = None,
-    lag: Num[Array, "N"] | Any = None,
-    group: int = 0,
-    client: Int[Array, "N"] | Any = None,
-    gradients: ClientGradients | None = None,
-    key: PRNGKey | None = None,
-    hparams: HParams | None = None,
-) -> Float[np.ndarray, "N"]:
-    """The weights ρ of a rule, for a server without JAX: arrays of NumPy in and out.
-
-    Args:
-      rule, size, steps, lag, group, client, gradients, key, hparams: as in `aggregate`.
-      tau: ``[N]`` whole numbers ≥ 0, local iterations; 0: has not delivered.
-
-    Returns:
-      float32 ``[N]``, 0 where τ = 0; the model is w^t + Σ_i ρ_i (w_i − base_i) where
-      the rule has no `update` of its own.
-
-    Raises:
-      UserError: a rule that is no weighting known before training, or one that needs
-        `gradients`, without them.
-    """
-    if rule.stacks:
-        raise UserError(
-            "weights: the rule decides when it has all updates; use tsfl_jax.aggregate"
-        )
-    if rule.uses_gradients and gradients is None:
-        raise UserError("weights: expected gradients=, which the rule needs")
-    hparams = with_defaults(rule, HParams() if hparams is None else hparams)
-    info = _info(
-        np.asarray(tau), (tau, size, steps, lag, group, client), gradients, key, hparams
-    )
-    return np.asarray(decided(rule, info, hparams).rho)
-
-
-def _info(
-    updates: Params,
-    counts: tuple[Any, ...],
-    gradients: ClientGradients | None,
-    key: PRNGKey | None,
-    hparams: HParams,
-) -> RoundInfo:
-    """What a rule may see, of τ, sizes, steps, lags, group and ids, as far as given."""
-    tau, size, steps, lag, group, client = counts
     number = len(jax.tree.leaves(updates)[0])
-
-    def column(value: Any, default: Any) -> Array:
-        filled = jnp.full(number, default) if value is None else value
-        return jnp.asarray(filled, jnp.int32)
-
-    tau = column(tau, 1)
-    return RoundInfo(
-        key=rng.key(0) if key is None else key,
-        client=column(client, jnp.arange(number)),
-        tau=tau,
-        size=column(size, 1),
-        steps=tau if steps is None else column(steps, 0),
-        lag=column(lag, 0),
-        group=jnp.int32(group),
-        constants=hparams.constants,
-        gradients=gradients,
-    )
+    if size is None and _has_sizes(state):
+        size = state.size[jnp.asarray(np.arange(number) if client is None else client)]
+    counts = {"tau": tau, "size": size, "steps": steps, "lag": lag, "client": client}
+    info, hparams = _info(rule, number, hparams, gradients, group, key, **counts)
+    info = _of_state(rule, params, state, info, client)
+    losses = jnp.full(number, jnp.nan) if losses is None else losses
+    return _applied(rule, updates, params, state, info, hparams, losses, validation)
 
 
 @trees.arithmetic()
@@ -355,78 +280,112 @@ def _applied(
     state: Any,
     info: RoundInfo,
     hparams: HParams,
-    measured: tuple[Array, Callable[[Params], Array] | None],
+    losses: Float[Array, "N"],
+    loss_of: Callable[[Params], Array] | None,
 ) -> tuple[Params, Any]:
-    """w^{t+1} and the rule's state; `measured` are the clients' losses and F_val."""
-    if not (isinstance(params, dict) and "params" in params):
-        # The tree is the collection "params" of Flax variables: what rules change.
-        losses, loss = measured
-        measured = losses, loss and (lambda variables: loss(variables["params"]))
-        whole = {"params": updates}, {"params": params}
-        new, state = _applied(rule, *whole, state, info, hparams, measured)
+    """w^{t+1} and the rule's state."""
+    if not _is_variables(params):
+        inner = loss_of and (lambda variables: loss_of(variables["params"]))
+        updates, params = {"params": updates}, {"params": params}
+        new, state = _applied(
+            rule, updates, params, state, info, hparams, losses, inner
+        )
         return new["params"], state
-    weights, present = decided(rule, info, hparams), info.tau > 0
-    rho = weights.rho
+    weights, present = decide((rule,), info, hparams), info.tau > 0
     present &= _finite(updates)
-    counts, before = present.any(), state
     updates = _with_values(updates, params)
-    updates = jax.tree.map(
-        lambda u: jnp.where(_column(present, u), u, jnp.zeros_like(u)), updates
+    zeros = jax.tree.map(jnp.zeros_like, updates)
+    updates = jax.vmap(optax.tree.where)(present, updates, zeros)
+    objective = _objective(updates, params, loss_of)
+    outputs = ClientOutputs(jnp.asarray(losses, jnp.float32), objective)
+    received = Received(info, weights.rho, present, shares=weights.shares)
+    mixed = mix_stacked(
+        rule, updates, params, weights, received, state, outputs, hparams
     )
-    received = Received(info, rho, present, shares=weights.shares)
-    if rule.from_updates is not None:
-        outputs = ClientOutputs(measured[0], _objective(updates, params, measured[1]))
-        weights, state = rule.from_updates(outputs, state, received, hparams)
-        rho = weights.rho
-        received = received._replace(rho=rho, shares=weights.shares)
-    total, (old, others) = jnp.float32(1.0), trees.parted(params)
-    update = None
-    if rule.combine is not None:
-        update, state = combined(rule, updates, state, received, hparams)
-        moved = trees.parted(update)[0]
-    else:
-        shares = of_present(rho, present, weights.shares)
-        moved = trees.weighted(trees.parted(updates)[0], shares)
-        if rule.from_updates is None:
-            counts = jnp.where(present, rho, 0.0).sum() > 0
-            total = total if rule.deltas else trees.settled(rho.sum())
-    mean = trees.map_inexact(lambda w, m: total.astype(w.dtype) * w + m, old, moved)
-    new, state = rule.update(mean, old, state, received, hparams)
-    if others:
-        new = {**new, **others_of(others, updates, update, rho, present)}
-    # Where no model counts, the global model and the state stay, as in a simulation.
-    return optax.tree.where(counts, (new, state), (params, before))
+    new, state, _ = apply((rule,), mixed, params, state, hparams)
+    return new, state
 
 
-def _with_values(updates: Params, params: Params) -> Params:
+def weights(
+    rule: Aggregator,
+    *,
+    tau: Num[Array, "N"] | Any,
+    hparams: HParams | None = None,
+    gradients: ClientGradients | None = None,
+    **counts: Any,
+) -> Float[np.ndarray, "N"]:
+    """The weights ρ of a rule, for a server without JAX: arrays of NumPy in and out.
+
+    Args:
+      rule, hparams, gradients: as in `aggregate`.
+      tau: ``[N]`` whole numbers ≥ 0, local iterations; 0: has not delivered.
+      **counts: size, steps, lag, group, client and key, as in `aggregate`.
+
+    Returns:
+      float32 ``[N]``, 0 where τ = 0; the model is w^t + Σ_i ρ_i (w_i − base_i) where
+      the rule has no `update` of its own.
+
+    Raises:
+      UserError: a rule that is no weighting known before training, or no `gradients`.
+    """
+    if rule.stacks:
+        raise UserError(
+            "weights: the rule decides when it has all updates; use tsfl_jax.aggregate"
+        )
+    number = len(np.asarray(tau))
+    info, hparams = _info(rule, number, hparams, gradients, tau=tau, **counts)
+    return np.asarray(decide((rule,), info, hparams).rho)
+
+
+def _info(
+    rule: Aggregator,
+    number: int,
+    hparams: HParams | None,
+    gradients: ClientGradients | None,
+    group: int = 0,
+    key: PRNGKey | None = None,
+    **columns: Any,
+) -> tuple[RoundInfo, HParams]:
+    """What a rule may see of `number` clients, with defaults for what is None."""
+    if rule.mixing.uses_gradients and gradients is None:
+        raise UserError("expected gradients=, which the rule needs")
+    hparams = with_defaults(rule, HParams() if hparams is None else hparams)
+    tau = columns["tau"] if columns.get("tau") is not None else jnp.ones(number)
+    defaults = {"client": jnp.arange(number), "tau": tau, "size": jnp.ones(number)}
+    defaults |= {"steps": tau, "lag": jnp.zeros(number)}
+    columns = defaults | {n: value for n, value in columns.items() if value is not None}
+    columns = {n: jnp.asarray(value, jnp.int32) for n, value in columns.items()}
+    key = rng.key(0) if key is None else key
+    counts = {"group": jnp.int32(group), "constants": hparams.constants}
+    return RoundInfo(key, **columns, **counts, gradients=gradients), hparams
+
+
+def _with_values(updates: Params, variables: Params) -> Params:
     """The parameters' updates, and as "others" the values of other collections."""
-    moved, rest = trees.parted(updates)
-    if not rest:
+    moved, collections = trees.parted(updates)
+    if not collections:
         return updates
-    own = jax.tree.map(lambda w, u: w[None] + u, trees.parted(params)[1], rest)
-    return {**moved, "others": trees.values(own)}
+    old = trees.parted(variables)[1]
+    new = jax.tree.map(lambda w, u: w[None] + u, old, collections)
+    return {**moved, "others": trees.values(new)}
 
 
 def _objective(
-    updates: Params, params: Params, loss: Callable[[Params], Array] | None
+    updates: Params, variables: Params, loss: Callable[[Params], Array] | None
 ) -> Objective | None:
     """ρ → (F_val(w^t + Σ_i ρ_i u_i), its derivatives)."""
     if loss is None:
         return None
-    updates, params = lax.stop_gradient((updates, params))
+    updates, variables = lax.stop_gradient((updates, variables))
 
     def at(rho: Float[Array, "N"]) -> Array:
-        return jnp.asarray(loss(model_at(params, updates, rho)), jnp.float32)
+        return jnp.asarray(loss(model_at(variables, updates, rho)), jnp.float32)
 
     return jax.value_and_grad(at)
-
-
-def _column(values: Array, leaf: Array) -> Array:
-    return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
 
 
 def _finite(updates: Params) -> Array:
     """Which clients' updates have no NaN and no infinity, ``[N]``."""
     leaves = jax.tree.leaves(updates)
-    each = [jnp.isfinite(u.reshape(len(u), -1)).all(axis=1) for u in leaves]
-    return jnp.stack(each).all(axis=0)
+    rows = [jnp.isfinite(u.reshape(len(u), -1)).all(axis=1) for u in leaves]
+    return jnp.stack(rows).all(axis=0)

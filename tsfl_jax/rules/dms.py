@@ -15,8 +15,7 @@ over all clients. ``constants.when="interval"`` estimates them anew in every int
 τ_i: iterations of client i, H = max τ, K: threshold, P_i: chance of being filtered,
 β_i: selected, S: the selected with τ_i > 0, c: coupling, θ: weight limit, u = θ/N;
 other symbols are in `types`. All functions are pure and work under jit, vmap and grad.
-All raise `UserError` for a wrong shape and, except while tracing, a value out of its
-range.
+A wrong shape and, except while tracing, a value out of its range is a `UserError`.
 """
 
 from typing import Any
@@ -80,7 +79,7 @@ def filter_probability(
       P in [0, 1), floating; 0 everywhere if all τ are 0.
     """
     tau = _tau(tau)
-    mean = _given_or(threshold_value, tau)
+    mean = _threshold_or(threshold_value, tau)
     most = jnp.where(tau.max() > 0, tau.max(), 1.0)  # 0/0 would reach gradients
     return jnp.where(tau < mean, (mean - tau) / most, 0.0)
 
@@ -121,15 +120,13 @@ def select(
     return (jax.vmap(uniform)(ids) >= chance) & (tau > 0)
 
 
-def _given_or(given: Numbers | None, tau: Float[Array, "N"]) -> Float[Array, ""]:
+def _threshold_or(value: Numbers | None, tau: Float[Array, "N"]) -> Float[Array, ""]:
     """K as it was given, at most H; that of τ where it is None or NaN."""
-    own = threshold(tau)
-    if given is None:
-        return own
-    check("threshold_value", given, (), lambda x: ~(x < 0), "K ≥ 0", finite=False)
-    value = jnp.asarray(given, tau.dtype)
+    value = jnp.nan if value is None else value
+    check("threshold_value", value, (), lambda x: ~(x < 0), "K ≥ 0", finite=False)
+    value = jnp.asarray(value, tau.dtype)
     # Above H, as where only slow clients can upload, it would filter all of them.
-    return jnp.where(jnp.isnan(value), own, jnp.minimum(value, tau.max()))
+    return jnp.where(jnp.isnan(value), threshold(tau), jnp.minimum(value, tau.max()))
 
 
 @trees.arithmetic()
@@ -178,11 +175,11 @@ def coupling(
     zero = below < small
     within = jnp.where(zero | jnp.isinf(below), 1.0, below)
     infinite = (above > 0) & (zero | jnp.isinf(above / within))
-    apart = infinite | zero
-    quotient = jnp.where(apart, 0.0, above) / jnp.where(apart, 1.0, below)
-    found = jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
+    is_end = infinite | zero
+    quotient = jnp.where(is_end, 0.0, above) / jnp.where(is_end, 1.0, below)
+    slope = jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
     # Known while tracing, too: an estimate of a gradient that overflowed.
-    return jnp.where(jnp.isfinite(jnp.stack([L, G2, variance])).all(), found, jnp.nan)
+    return jnp.where(jnp.isfinite(jnp.stack([L, G2, variance])).all(), slope, jnp.nan)
 
 
 @trees.arithmetic()

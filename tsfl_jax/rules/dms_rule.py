@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from tsfl_jax.components import changed, component, setting
 from tsfl_jax.rules import dms
-from tsfl_jax.rules.base import Aggregator, RoundInfo, Weights, normalized
+from tsfl_jax.rules.base import Aggregator, Mixing, RoundInfo, Weights, normalized
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import HParams, UserError
 
@@ -38,8 +38,12 @@ class DMS:
     )
     drop: float = setting(1.0, "factor on P_i, the filter probability", low=0, high=1)
     late: int = setting(0, "intervals before the two factors below; 0: never", low=0)
-    drop_late: float = setting(1.0, "factor on P_i from then on", low=0, high=1)
-    coupling_late: float = setting(1.0, "factor on c from then on", low=0)
+    drop_late: float = setting(
+        1.0, "factor on P_i from then on", low=0, high=1, used_by=("late", ())
+    )
+    coupling_late: float = setting(
+        1.0, "factor on c from then on", low=0, used_by=("late", ())
+    )
     decay: str = setting(
         "none", "factor on c and P_i; e^(−t/T_c), or 1/(1 + t/T_c)", DECAYS
     )
@@ -67,19 +71,8 @@ class DMS:
         return self.threshold == "all"
 
     def check(self, config: Any, rule: Aggregator) -> None:
-        """Refuse what would be ignored, and weights that cannot sum to 1."""
+        """Refuse weights that cannot sum to 1."""
         check_limit("dms.weight_limit", self.weight_limit)
-        if self.counts_all_work and not config.schedule.upload_above:
-            raise UserError(
-                "--config.dms.threshold=all: would be ignored without "
-                "--config.schedule.upload_above, as all clients upload"
-            )
-        for name in ("drop_late", "coupling_late"):
-            if getattr(self, name) != 1 and not self.late:
-                raise UserError(
-                    f"--config.dms.{name}={getattr(self, name)}: would be ignored with "
-                    "--config.dms.late=0; say from which interval on"
-                )
         if self.by_size:
             check_sizes(self, "--config.dms.by_size=True")
 
@@ -95,23 +88,18 @@ def check_limit(name: str, limit: float) -> None:
 
 def check_sizes(settings: DMS, flag: str) -> None:
     """Weights times |D_i| keep no limit, and need a positive sum."""
-    wrong = {}
-    if settings.weight_limit:
-        wrong[f"weight_limit={settings.weight_limit}"] = "which can take them above θ/N"
-    if not settings.project:
-        wrong["project=False"] = "and negative ones may then have any sum"
-    for name, why in wrong.items():
+    if settings.weight_limit or not settings.project:
         raise UserError(
-            f"--config.dms.{name}: {flag} multiplies the weights by the clients' "
-            f"samples, {why}; leave it out, or use {flag.partition('=')[0]}=False"
+            f"{flag}: weights times the clients' samples have no limit and are "
+            "projected; leave out dms.weight_limit and dms.project, or use False"
         )
 
 
 def decay_factor(info: RoundInfo, settings: DMS) -> Float[Array, ""]:
     """What is left of c and P_i in interval t: 1, e^(−t/T_c) or 1/(1 + t/T_c)."""
     age = jnp.asarray(info.interval) / settings.decay_time
-    several = jnp.stack([jnp.ones_like(age), jnp.exp(-age), 1 / (1 + age)])
-    return several[jnp.asarray(settings.decay)]
+    factors = jnp.stack([jnp.ones_like(age), jnp.exp(-age), 1 / (1 + age)])
+    return factors[jnp.asarray(settings.decay)]
 
 
 def dms_rule(info: RoundInfo, hparams: HParams) -> Weights:
@@ -139,16 +127,12 @@ def scaled_dms(
     late = info.interval >= jnp.asarray(settings.late)
     drop = jnp.where(late, settings.drop_late, settings.drop) * factor
     selected = dms.select(
-        key,
-        tau,
-        info.client,
-        threshold_value=info.threshold,
-        drop=drop,
+        key, tau, info.client, threshold_value=info.threshold, drop=drop
     )
     work = jnp.where(jnp.asarray(settings.unit) > 0, info.steps, tau)
     coupling = dms.coupling(work, lr=hparams.lr, **constants._asdict())
-    given = jnp.asarray(settings.coupling)
-    coupling = jnp.where(jnp.isnan(given), coupling, given)
+    chosen = jnp.asarray(settings.coupling)
+    coupling = jnp.where(jnp.isnan(chosen), coupling, chosen)
     # A gradient that overflowed in the estimate must not spoil every weight.
     coupling = jnp.where(jnp.isnan(coupling), 0.0, coupling)
     coupling = coupling * jnp.where(late, settings.coupling_late, 1.0) * factor
@@ -157,19 +141,17 @@ def scaled_dms(
     sized = normalized(rho * info.size, tau)
     rho = jnp.where(jnp.asarray(by_size) == 1, sized, rho.astype(jnp.float32))
     threshold = jnp.asarray(info.threshold, jnp.float32)
-    own = jnp.isnan(threshold)
-    threshold = jnp.where(own, dms.threshold(tau), threshold).astype(jnp.float32)
+    threshold = jnp.where(jnp.isnan(threshold), dms.threshold(tau), threshold)
+    threshold = threshold.astype(jnp.float32)
     return Weights(rho, selected, threshold, coupling)
 
 
-def _coupling_given(hparams: HParams) -> bool:
+def _has_coupling(hparams: HParams) -> bool:
     return not math.isnan(hparams.of(DMS).coupling)
 
 
 RULE = Aggregator(
-    dms_rule,
-    uses_constants=True,
-    needs_none=_coupling_given,
+    Mixing(dms_rule, uses_constants=True, skips_constants=_has_coupling),
     sections=(DMS,),
     label="DMS",
 )

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules.base import Aggregator, RoundInfo, Weights, weights_of
+from tsfl_jax.rules.base import Aggregator, Mixing, RoundInfo, Weights, weights_of
 from tsfl_jax.types import HParams
 
 SCHEMES = ("complete", "kept", "scaled")  # the paper's A, B and C
@@ -48,20 +48,20 @@ def flexible_weights(info: RoundInfo, hparams: HParams) -> Weights:
     """
     settings: Any = hparams.of(Flexible)
     size, tau = jnp.asarray(info.size, jnp.float32), jnp.asarray(info.tau, jnp.float32)
-    there = tau > 0
+    present = tau > 0
     share = size / size.sum()
     target = jnp.where(settings.target > 0, settings.target, tau.max())
-    complete = there & (tau >= target)
+    complete = present & (tau >= target)
     count = jnp.maximum(complete.sum(), 1)
     by_scheme = (
         jnp.where(complete, size.shape[0] / count * share, 0.0),
         share,
-        share * target / jnp.where(there, tau, 1.0),
+        share * target / jnp.where(present, tau, 1.0),
     )
     rho = jnp.stack(by_scheme)[settings.scheme]
-    return weights_of(jnp.where(there, rho, 0.0), info.tau)
+    return weights_of(jnp.where(present, rho, 0.0), info.tau)
 
 
 FLEXIBLE = Aggregator(
-    flexible_weights, deltas=True, sections=(Flexible,), label="flexible"
+    Mixing(flexible_weights, deltas=True), sections=(Flexible,), label="flexible"
 )

@@ -20,15 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import types
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules.base import (
-    Aggregator,
-    ClientOutputs,
-    Received,
-    RoundInfo,
-    Weights,
-    equal_weights,
-    weights_of,
-)
+from tsfl_jax.rules import base
 from tsfl_jax.types import HParams
 
 
@@ -57,7 +49,7 @@ def _mean(values: Float[Array, "N"], present: Bool[Array, "N"]) -> Float[Array, 
 
 
 def features(
-    info: RoundInfo,
+    info: base.RoundInfo,
     loss: Float[types.Array, "N"],
     present: Bool[Array, "N"],
     intervals: types.Scalar,
@@ -77,31 +69,30 @@ def features(
     size = jnp.asarray(info.size, jnp.float32)
     size = jnp.log(jnp.maximum(size, 1.0) / _mean(size, present))
     lag = jnp.asarray(info.lag, jnp.float32)
-    known = present & jnp.isfinite(loss) & (loss > 0)
-    relative = jnp.where(known, loss, 1.0) / _mean(jnp.where(known, loss, 0.0), known)
-    relative = jnp.where(known, jnp.clip(jnp.log(relative), -_MOST, _MOST), 0.0)
-    found = jnp.stack([share, left * share, size, lag / (1 + lag), relative], axis=1)
-    return jnp.where(present[:, None], found, 0.0)
+    has_loss = present & jnp.isfinite(loss) & (loss > 0)
+    mean = _mean(jnp.where(has_loss, loss, 0.0), has_loss)
+    relative = jnp.log(jnp.where(has_loss, loss, 1.0) / mean)
+    relative = jnp.where(has_loss, jnp.clip(relative, -_MOST, _MOST), 0.0)
+    columns = jnp.stack([share, left * share, size, lag / (1 + lag), relative], axis=1)
+    return jnp.where(present[:, None], columns, 0.0)
 
 
 def learned_weights(
-    outputs: ClientOutputs, state: tuple, received: Received, hparams: HParams
-) -> tuple[Weights, tuple]:
+    outputs: base.ClientOutputs, state: tuple, received: base.Received, hparams: HParams
+) -> tuple[base.Weights, tuple]:
     """ρ = softmax(θ · features) over the present clients."""
     info, present = received.info, received.present
-    found = features(info, outputs.loss, present, hparams.lr_total)
+    inputs = features(info, outputs.loss, present, hparams.lr_total)
     settings = hparams.of(Learned)
     theta = jnp.stack([jnp.asarray(getattr(settings, name)) for name in FEATURES])
-    score = jnp.where(present, found @ theta.astype(jnp.float32), -jnp.inf)
-    some = present.any()
-    rho = jax.nn.softmax(jnp.where(some, score, 0.0))
+    score = jnp.where(present, inputs @ theta.astype(jnp.float32), -jnp.inf)
+    rho = jax.nn.softmax(jnp.where(present.any(), score, 0.0))
     rho = jnp.where(present, rho, 0.0)
-    return weights_of(rho, info.tau), state
+    return base.weights_of(rho, info.tau), state
 
 
-LEARNED = Aggregator(
-    equal_weights,
-    from_updates=learned_weights,
+LEARNED = base.Aggregator(
+    base.Mixing(from_updates=learned_weights),
     sections=(Learned,),
     label="learned weights",
 )

@@ -18,23 +18,13 @@ Optimization, 2000, in its monotone form: every step starts from the best point 
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules.base import (
-    Aggregator,
-    ClientOutputs,
-    Objective,
-    Received,
-    RoundInfo,
-    Weights,
-    equal_weights,
-    normalized,
-    weights_of,
-)
+from tsfl_jax.rules import base
 from tsfl_jax.theory import simplex
 from tsfl_jax.types import HParams
 
@@ -65,14 +55,16 @@ class _Search(NamedTuple):
     length: Float[Array, ""]  # of the next step, in weight per slope
 
 
-def starting_weights(info: RoundInfo, present: Bool[Array, "N"]) -> Float[Array, "2 N"]:
+def starting_weights(
+    info: base.RoundInfo, present: Bool[Array, "N"]
+) -> Float[Array, "2 N"]:
     """Where the oracle's search starts: equal weights, and those of FedAvg ∝ |D_i|."""
-    there = present.astype(jnp.int32)
-    equal = normalized(jnp.ones_like(info.size), there)
-    return jnp.stack([equal, normalized(info.size, there)])
+    tau = present.astype(jnp.int32)
+    equal = base.normalized(jnp.ones_like(info.size), tau)
+    return jnp.stack([equal, base.normalized(info.size, tau)])
 
 
-def _moved(point: Point, length: Array, present: Bool[Array, "N"]) -> Array:
+def _projected_step(point: Point, length: Array, present: Bool[Array, "N"]) -> Array:
     """The projection of ρ − length·slope onto the simplex of the present clients."""
     # Shifted, so that the present entry with the least slope stays: a common shift
     # changes nothing, and no large numbers cancel.
@@ -102,17 +94,13 @@ def _next_length(old: Point, new: Point, length: Array, better: Array) -> Array:
     # The minimum of the parabola through both losses with the slope at the old point.
     falls = jnp.vdot(old.slope, step)
     above = new.loss - old.loss - falls
-    known = jnp.isfinite(above) & (above > 0)
-    share = jnp.where(known, -falls / (2 * jnp.where(known, above, 1.0)), 0.1)
+    bends = jnp.isfinite(above) & (above > 0)
+    share = jnp.where(bends, -falls / (2 * jnp.where(bends, above, 1.0)), 0.1)
     return jnp.where(better, spectral, length * jnp.clip(share, 0.1, 0.5))
 
 
-def _chosen(yes: Bool[Array, ""], this: Point, other: Point) -> Point:
-    return jax.tree.map(lambda a, b: jnp.where(yes, a, b), this, other)
-
-
 def search(
-    objective: Objective,
+    objective: base.Objective,
     starts: Float[Array, "S N"],
     present: Bool[Array, "N"],
     steps: Int[Array, ""] | int,
@@ -139,25 +127,25 @@ def search(
     def evaluate(k: Array, at: _Search) -> _Search:
         place = jnp.minimum(k, number - 1)
         starting, allowed = k < number, counts[place] | (k >= number)
-        rho = _moved(at.best, at.length, present)
+        rho = _projected_step(at.best, at.length, present)
         rho = jnp.where(starting, starts[place], rho)
         loss, slope = map(jnp.asarray, objective(rho))
         good = jnp.isfinite(loss) & jnp.isfinite(slope).all()
-        known = jnp.where(good & present, slope, 0.0)
-        new = Point(rho, jnp.where(good, loss, jnp.inf), known)
+        loss_or_inf = jnp.where(good, loss, jnp.inf)
+        new = Point(rho, loss_or_inf, jnp.where(good & present, slope, 0.0))
         better = allowed & ((new.loss < at.best.loss) | jnp.isinf(at.best.loss))
         length = _next_length(at.best, new, at.length, better)
         fresh = jnp.where(better, _first_length(new.slope, present, step), at.length)
-        best = _chosen(better, new, at.best)
-        first = _chosen(k == 0, Point(rho, loss, slope), at.first)
+        best = optax.tree.where(better, new, at.best)
+        first = optax.tree.where(k == 0, Point(rho, loss, slope), at.first)
         return _Search(best, first, jnp.where(starting, fresh, length))
 
     nothing = jnp.zeros_like(starts[0])
     zero = jnp.zeros((), starts.dtype)
     point = Point(nothing, zero + jnp.inf, nothing)
     begun = _Search(point, point, zero)
-    found = lax.fori_loop(0, number + steps, evaluate, begun)
-    return found.best, found.first
+    end = lax.fori_loop(0, number + steps, evaluate, begun)
+    return end.best, end.first
 
 
 def lengths(hparams: HParams) -> tuple[Int[Array, ""], Float[Array, ""]]:
@@ -168,18 +156,16 @@ def lengths(hparams: HParams) -> tuple[Int[Array, ""], Float[Array, ""]]:
 
 
 def oracle_weights(
-    outputs: ClientOutputs, state: tuple, received: Received, hparams: HParams
-) -> tuple[Weights, tuple]:
+    outputs: base.ClientOutputs, state: tuple, received: base.Received, hparams: HParams
+) -> tuple[base.Weights, tuple]:
     """ρ = argmin F_val(Σ_i ρ_i w_i) on the simplex, from equal and FedAvg's weights."""
     assert outputs.validation is not None, "the rule declares that it uses it"
     starts = starting_weights(received.info, received.present)
-    found, _ = search(outputs.validation, starts, received.present, *lengths(hparams))
-    return weights_of(found.rho, received.info.tau), state
+    best, _ = search(outputs.validation, starts, received.present, *lengths(hparams))
+    return base.weights_of(best.rho, received.info.tau), state
 
 
-ORACLE = Aggregator(
-    equal_weights,
-    from_updates=oracle_weights,
-    uses_validation=True,
+ORACLE = base.Aggregator(
+    base.Mixing(from_updates=oracle_weights, uses_validation=True),
     sections=(Oracle,),
 )

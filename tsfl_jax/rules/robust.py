@@ -5,8 +5,8 @@ leaves ``[N, ...]``, finite where present. n of the N rows are `present`; the ot
 hold anything, including NaN. Sums are made in float32 or better. Each function returns
 leaves ``[...]`` of the same dtypes, zeros if n = 0; `trim` is ``[]`` in [0, 0.5), the
 share of clients that may be wrong, f = ⌊trim·n⌋. All functions are pure and work under
-jit and vmap; they raise `UserError` for wrong shapes and dtypes, and do not check
-values. In each, `models` is such a pytree, `present` ``[N]`` bool.
+jit and vmap; wrong shapes and dtypes are a `UserError`, values are not checked. In
+each, `models` is such a pytree, `present` ``[N]`` bool.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax import trees
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.averages import Server, server_step
-from tsfl_jax.rules.base import Aggregator, Received, equal_weights
+from tsfl_jax.rules.base import Aggregator, Mixing, Received, ServerSide
 from tsfl_jax.timeline import deliveries
-from tsfl_jax.trees import inexact
 from tsfl_jax.types import HParams, Params, Schedule, UserError
 
 
@@ -35,8 +35,8 @@ def _checked(
     for path, x in jax.tree_util.tree_leaves_with_path(models):
         stacked = mask.ndim == 1 and x.shape[:1] == mask.shape
         if not (stacked and jnp.issubdtype(x.dtype, jnp.floating)):
-            found = f"models{jax.tree_util.keystr(path)} is {x.dtype} {list(x.shape)}"
-            raise UserError(f"{found}: expected floating, rows as {mask.shape}")
+            leaf = f"models{jax.tree_util.keystr(path)} is {x.dtype} {list(x.shape)}"
+            raise UserError(f"{leaf}: expected floating, rows as {mask.shape}")
     return models, mask, mask.sum()
 
 
@@ -115,9 +115,10 @@ def trimmed_mean(
     return _middle(models, mask, _left_out(trim, n))
 
 
-def _square(apart: Params) -> Float[Array, ""]:
-    """‖·‖² of a whole tree, the difference of two models."""
-    return jnp.asarray(sum(jnp.square(x).sum() for x in jax.tree.leaves(apart)))
+def _square(model: Params, other: Params) -> Float[Array, ""]:
+    """‖w − w'‖² of two models."""
+    pairs = zip(*map(jax.tree.leaves, (model, other)), strict=True)
+    return jnp.asarray(sum(jnp.square(_wide(x) - _wide(y)).sum() for x, y in pairs))
 
 
 def geometric_median(
@@ -144,10 +145,7 @@ def geometric_median(
     alpha = jnp.where(mask, 1.0, 0.0)
 
     def iterate(_: Array, w: Params) -> Params:
-        def square(row: Params) -> Float[Array, ""]:
-            return _square(jax.tree.map(lambda x, w: _wide(x) - w, row, w))
-
-        squares = lax.map(square, models)
+        squares = lax.map(lambda row: _square(row, w), models)
         # Where a model is the median itself the root has no derivative.
         far = jnp.sqrt(jnp.where(squares > 0, squares, 1.0))
         far = jnp.where(mask, jnp.where(squares > 0, far, 0.0), jnp.inf)
@@ -179,8 +177,7 @@ def geometric_mean(models: Params, present: Bool[ArrayLike, "N"]) -> Params:
         most = jnp.finfo(ratio.dtype).max / 2  # where 1 + |x| ends
         logs = jnp.sign(ratio) * jnp.log1p(jnp.minimum(jnp.abs(ratio), most))
         middle = logs.sum(axis=0) / jnp.maximum(n, 1)
-        found = jnp.sign(middle) * jnp.expm1(jnp.abs(middle)) * s
-        return found.astype(x.dtype)
+        return (jnp.sign(middle) * jnp.expm1(jnp.abs(middle)) * s).astype(x.dtype)
 
     return jax.tree.map(mean, models, typical)
 
@@ -198,8 +195,8 @@ def _krum_order(
     pairs = np.triu_indices(mask.size, 1)
 
     def square(pair: tuple[Array, Array]) -> Float[Array, ""]:
-        i, j = pair  # one pair at a time; a² − 2ab + b² would cancel
-        return _square(jax.tree.map(lambda x: _wide(x[i]) - _wide(x[j]), models))
+        # One pair at a time; a² − 2ab + b² would cancel.
+        return _square(*(trees.take(models, i) for i in pair))
 
     table = jnp.full((mask.size, mask.size), jnp.inf)
     table = table.at[pairs].set(lax.map(square, pairs).astype(table.dtype))
@@ -255,18 +252,12 @@ class Krum:
     def notes(
         self, config: Any, rule: Aggregator, schedule: Schedule
     ) -> tuple[str, ...]:
-        """Notes on updates with 2f + 2 ≥ n; raises `UserError` if they all are."""
+        """Note updates with 2f + 2 ≥ n, for which nothing is proved."""
         n = (deliveries.claimed(schedule) > 0).sum(axis=1)
         n = n[n > 0]
         f = np.floor(self.trim * n * (1 + 1e-6)).astype(int)
         if not (few := 2 * f + 2 >= n).any():
             return ()
-        if few.all():
-            raise UserError(
-                f"--config.krum.trim={self.trim}: {config.algorithm} needs 2f + 2 < n, "
-                f"but of n = {n.max()} clients in one update f = {f.max()} may be "
-                "wrong; lower it, or have more clients deliver at once"
-            )
         return (
             f"{config.algorithm}: in {few.sum()} of {n.size} updates, of {n[few].min()}"
             f" to {n[few].max()} clients, 2f + 2 < n does not hold",
@@ -288,17 +279,16 @@ def robust_mean(mean: Callable[..., Params], kind: type | None = None) -> Aggreg
         updates: Params, state: tuple, received: Received, hparams: HParams
     ) -> tuple[Params, tuple]:
         leaves, tree = jax.tree.flatten(updates)
-        # Integer leaves have no mean; their update is 0.
         trim = (hparams.of(kind).trim,) if kind else ()
-        found = iter(mean([u for u in leaves if inexact(u)], received.present, *trim))
-        leaves = [next(found) if inexact(u) else u[0] for u in leaves]
+        # Integer leaves have no mean; their update is 0.
+        floating = [u for u in leaves if trees.inexact(u)]
+        means = iter(mean(floating, received.present, *trim))
+        leaves = [next(means) if trees.inexact(u) else u[0] for u in leaves]
         return jax.tree.unflatten(tree, leaves), state
 
     return Aggregator(
-        equal_weights,
-        update=server_step,
-        combine=combine,
-        combines_others=True,
+        Mixing(combine=combine, combines_others=True),
+        server=ServerSide(server_step),
         sections=(Server, kind) if kind else (Server,),
     )
 

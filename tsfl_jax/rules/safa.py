@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules.base import Aggregator, Counts, Received, equal_weights
+from tsfl_jax.rules import base
 from tsfl_jax.types import HParams, Params
 
 
@@ -28,17 +28,17 @@ class Cache(NamedTuple):
     current: Params  # w^t, which clients download
     age: Int[Array, "N"]  # updates since the entry was written
     size: Float[Array, "N"]  # |D_i|; p_i = |D_i|/Σ_j |D_j|, over all clients
-    others: Float[Array, ""]  # |D_j| of all that never work
+    idle_size: Float[Array, ""]  # |D_j| of all that never work
 
 
-def _cache(params: Params, counts: Counts) -> Cache:
+def _first_cache(params: Params, counts: base.Counts) -> Cache:
     age = jnp.zeros(counts.clients, jnp.int32)
     models = trees.repeated(params, counts.clients)
-    return Cache(models, params, age, *counts.held)
+    return Cache(models, params, age, *counts.sizes)
 
 
-def _averaged(
-    updates: Params, state: Cache, received: Received, hparams: HParams
+def _cache_mean(
+    updates: Params, state: Cache, received: base.Received, hparams: HParams
 ) -> tuple[Params, Cache]:
     """w^t + Δ = Σ_N p_i v_i over the cache v, after what arrived was written into it.
 
@@ -49,7 +49,7 @@ def _averaged(
 
     Args:
       updates: w_i − base_i, leaves ``[K, ...]``.
-      state: of `_cache`.
+      state: of `_first_cache`.
       received: who is there, and the models they had downloaded.
       hparams: with `Safa`.
 
@@ -58,41 +58,41 @@ def _averaged(
     """
     settings: Any = hparams.of(Safa)
     info, count = received.info, state.size.shape[0]
-    share = state.size / (state.size.sum() + state.others)
+    share = state.size / (state.size.sum() + state.idle_size)
     where = trees.last_of(info.places, received.present, count)
-    base = received.broadcast
-    base = trees.repeated(state.current, 1) if base is None else base
+    start = received.broadcast
+    start = trees.repeated(state.current, 1) if start is None else start
     age = (state.age + 1).at[where].set(0, mode="drop")
     old = age > settings.lag
 
-    def written(cached: Array, base: Array, update: Array, now: Array) -> Array:
-        fresh = cached.at[where].set(base + update, mode="drop")
+    def written(cached: Array, start: Array, update: Array, now: Array) -> Array:
+        fresh = cached.at[where].set(start + update, mode="drop")
         stale = old.reshape((-1,) + (1,) * now.ndim)
         return jnp.where(stale, now[None], fresh)
 
-    models = jax.tree.map(written, state.models, base, updates, state.current)
+    models = jax.tree.map(written, state.models, start, updates, state.current)
 
-    def moved(models: Array, now: Array) -> Array:
-        return jnp.tensordot(share.astype(now.dtype), models - now[None], 1)
-
-    delta = jax.tree.map(moved, models, state.current)
-    return delta, state._replace(models=models, age=jnp.where(old, 0, age))
+    moved = jax.tree.map(lambda v, now: v - now[None], models, state.current)
+    state = state._replace(models=models, age=jnp.where(old, 0, age))
+    return trees.weighted(moved, share), state
 
 
-def _downloaded(
-    mean: Params, params: Params, state: Cache, received: Received, hparams: HParams
+def _keep_current(
+    mean: Params,
+    params: Params,
+    state: Cache,
+    received: base.Received,
+    hparams: HParams,
 ) -> tuple[Params, Cache]:
     """The mean of the cache is the new model, which clients download."""
     del params, received, hparams
     return mean, state._replace(current=mean)
 
 
-SAFA = Aggregator(
-    equal_weights,
-    _cache,
-    _downloaded,
-    combine=_averaged,
-    broadcast=lambda state: state.current,
+SAFA = base.Aggregator(
+    base.Mixing(combine=_cache_mean),
+    base.ClientSide(broadcast=lambda state: state.current),
+    base.ServerSide(_keep_current, _first_cache),
     sections=(Safa,),
     label="SAFA",
 )

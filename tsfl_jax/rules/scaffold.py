@@ -8,14 +8,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from tsfl_jax import trees
-from tsfl_jax.rules import local_work
-from tsfl_jax.rules.averages import FedAvg, Server, server_step, size_weights
-from tsfl_jax.rules.base import Aggregator, Counts, Received
-from tsfl_jax.rules.staleness import Staleness
+from tsfl_jax.rules import base, local_work
+from tsfl_jax.rules.averages import BY_SIZE_SECTIONS, Server, server_step, size_weights
 from tsfl_jax.types import HParams, Params
 
 
@@ -23,15 +20,15 @@ class ControlVariates(NamedTuple):
     """The state of SCAFFOLD."""
 
     common: Params  # c = Σ_i p_i c_i
-    own: Params  # [N, ...] c_i, 0 until client i has delivered
+    local: Params  # [N, ...] c_i, 0 until client i has delivered
     size: Float[Array, "N"]  # |D_i| of its last delivery; p_i = |D_i|/Σ|D_j|
-    others: Float[Array, ""]  # |D_j| of all that never deliver, whose c_j stay 0
+    idle_size: Float[Array, ""]  # |D_j| of all that never deliver, whose c_j stay 0
 
 
-def _control_variates(params: Params, counts: Counts) -> ControlVariates:
+def _zero_variates(params: Params, counts: base.Counts) -> ControlVariates:
     zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
     many = trees.repeated(zeros, counts.clients)
-    return ControlVariates(zeros, many, *counts.held)
+    return ControlVariates(zeros, many, *counts.sizes)
 
 
 def _correction(
@@ -42,19 +39,11 @@ def _correction(
     c_i needs no memory: nothing but the client's own deliveries changes it. Of two in
     one buffer both read the c_i of before (simplified); the later one writes it.
     """
-    return jax.tree.map(lambda c, each: c - each[client], broadcast, state.own)
+    return jax.tree.map(lambda c, c_i: c - c_i[client], broadcast, state.local)
 
 
-def _weighted_sum(
-    weights: Float[Array, "N"], stacked: Float[Array, "N ..."]
-) -> Float[Array, "..."]:
-    """Σ_i v_i x_i."""
-    weights = weights.astype(stacked.dtype)
-    return jnp.tensordot(weights, stacked, 1, precision=lax.Precision.HIGHEST)
-
-
-def _combine(
-    updates: Params, state: ControlVariates, received: Received, hparams: HParams
+def _corrected_mean(
+    updates: Params, state: ControlVariates, received: base.Received, hparams: HParams
 ) -> tuple[Params, ControlVariates]:
     """The mean update Δ and the new control variates: Algorithm 1, option II.
 
@@ -68,7 +57,7 @@ def _combine(
     decides c_i: one after another they would leave the same. All of them were trained
     with the c_i of before this update.
     """
-    _, own, size, others = state
+    _, local, size, idle_size = state
     present, info = received.present, received.info
     work = local_work.of_sgd(info.steps, hparams)
     worked = present & (work > 0)
@@ -80,32 +69,31 @@ def _combine(
     if broadcast is None:
         broadcast = trees.repeated(state.common, 1)
 
-    def renewed(each: Array, c: Array, update: Array) -> Array:
+    def renewed(c_i: Array, c: Array, update: Array) -> Array:
         along = scale.reshape((-1,) + (1,) * (update.ndim - 1)).astype(update.dtype)
-        fresh = each[client] - c - along * update
-        return each.at[where].set(fresh, mode="drop")
+        fresh = c_i[client] - c - along * update
+        return c_i.at[where].set(fresh, mode="drop")
 
-    own = jax.tree.map(renewed, own, broadcast, updates["params"])
+    local = jax.tree.map(renewed, local, broadcast, updates["params"])
     size = size.at[where].set(info.size.astype(size.dtype), mode="drop")
-    share = size / (size.sum() + others)
+    share = size / (size.sum() + idle_size)
     # Summed again each time: c must not drift from the c_i. In full precision, since
     # an error of c stays in each client's gradients.
-    common = jax.tree.map(lambda each: _weighted_sum(share, each), own)
+    common = trees.weighted(local, share)
     # The share of clients that were lost on the way goes to the others.
     rho = jnp.where(present, received.rho, 0.0)
     rho = rho / jnp.where(rho.sum() > 0, rho.sum(), 1.0)
-    delta = jax.tree.map(lambda u: _weighted_sum(rho, u), updates)
-    return delta, ControlVariates(common, own, size, others)
+    return trees.weighted(updates, rho), ControlVariates(common, local, size, idle_size)
 
 
-SCAFFOLD = Aggregator(
-    size_weights,
-    _control_variates,
-    server_step,
-    combine=_combine,
-    broadcast=lambda state: state.common,
-    gradient_correction=_correction,
-    counts_on_sgd=True,
-    sections=(Server, FedAvg, Staleness),
+SCAFFOLD = base.Aggregator(
+    base.Mixing(size_weights, combine=_corrected_mean),
+    base.ClientSide(
+        gradient_correction=_correction,
+        broadcast=lambda state: state.common,
+        counts_on_sgd=True,
+    ),
+    base.ServerSide(server_step, _zero_variates),
+    sections=(Server, *BY_SIZE_SECTIONS),
     label="SCAFFOLD",
 )

@@ -18,15 +18,8 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
+from tsfl_jax.rules import base
 from tsfl_jax.rules.averages import Server, server_step
-from tsfl_jax.rules.base import (
-    Aggregator,
-    Received,
-    RoundInfo,
-    Weights,
-    normalized,
-    weights_of,
-)
 from tsfl_jax.rules.staleness import Staleness, of_lag
 from tsfl_jax.types import HParams, Params, PRNGKey
 
@@ -92,27 +85,27 @@ def times(count: Int[Array, ""], k: UInt32[Array, "..."]) -> UInt32[Array, "..."
     return total
 
 
-def _keys(info: RoundInfo) -> PRNGKey:
+def _keys(info: base.RoundInfo) -> PRNGKey:
     """A key for each client in this update."""
     stream = rng.fold(info.key, "secure rounding")
     return jax.vmap(lambda i: jax.random.fold_in(stream, i))(info.client)
 
 
-def _counts(info: RoundInfo, hparams: HParams) -> Int[Array, "N"]:
+def _counts(info: base.RoundInfo, hparams: HParams) -> Int[Array, "N"]:
     """c_g s(lag) of each client as an integer; 0 of those that did nothing."""
-    own: Any = hparams.of(SecureBuffer)
+    levels = hparams.of(SecureBuffer).weight_levels
     late = of_lag(info.lag, hparams.of(Staleness))
-    draw = jax.vmap(lambda x, key: rounded(x, own.weight_levels, key))
+    draw = jax.vmap(lambda x, key: rounded(x, levels, key))
     return jnp.where(info.tau > 0, draw(late, _keys(info)), 0)
 
 
-def secure_weights(info: RoundInfo, hparams: HParams) -> Weights:
+def secure_weights(info: base.RoundInfo, hparams: HParams) -> base.Weights:
     """ρ_i = s̄_i/Σ_j s̄_j with s̄_i = c_g s(lag_i), rounded to an integer at random."""
-    return weights_of(normalized(_counts(info, hparams), info.tau), info.tau)
+    return base.weights_of(base.normalized(_counts(info, hparams), info.tau), info.tau)
 
 
 def secure_sum(
-    updates: Params, state: Any, received: Received, hparams: HParams
+    updates: Params, state: Any, received: base.Received, hparams: HParams
 ) -> tuple[Params, Any]:
     """The mean update by way of integers modulo p = 2^32 − 5.
 
@@ -130,7 +123,7 @@ def secure_sum(
       received: who is there.
       hparams: with `SecureBuffer` and `Staleness`.
     """
-    own: Any = hparams.of(SecureBuffer)
+    levels = hparams.of(SecureBuffer).levels
     counts = jnp.where(received.present, _counts(received.info, hparams), 0)
     keys, total = _keys(received.info), counts.sum()
 
@@ -138,24 +131,23 @@ def secure_sum(
         def one(sums: Array, row: tuple[Array, Array, PRNGKey]) -> tuple[Array, None]:
             update, count, key = row
             key = jax.random.fold_in(key, number)
-            there = jnp.where(count > 0, update, 0.0)  # absent ones may be NaN
-            k = to_field(rounded(there.astype(jnp.float32), own.levels, key))
+            finite = jnp.where(count > 0, update, 0.0)  # absent ones may be NaN
+            k = to_field(rounded(finite.astype(jnp.float32), levels, key))
             return add(sums, times(count, k)), None
 
         zeros = jnp.zeros(stack.shape[1:], jnp.uint32)
         sums, _ = lax.scan(one, zeros, (stack, counts, keys))
-        scale = jnp.float32(own.levels) * jnp.maximum(total, 1)
+        scale = jnp.float32(levels) * jnp.maximum(total, 1)
         return (from_field(sums) / scale).astype(stack.dtype)
 
     leaves, tree = jax.tree.flatten(updates)
-    found = [mean(number + 1, leaf) for number, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(tree, found), state
+    means = [mean(number, leaf) for number, leaf in enumerate(leaves, 1)]
+    return jax.tree.unflatten(tree, means), state
 
 
-SECURE_BUFFER = Aggregator(
-    secure_weights,
-    update=server_step,
-    combine=secure_sum,
+SECURE_BUFFER = base.Aggregator(
+    base.Mixing(secure_weights, combine=secure_sum),
+    server=base.ServerSide(server_step),
     sections=(SecureBuffer, Server, Staleness),
     label="secure buffer",
 )

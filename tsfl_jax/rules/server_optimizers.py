@@ -14,9 +14,8 @@ import numpy as np
 import optax
 
 from tsfl_jax.components import arrays, changed, component, setting
-from tsfl_jax.rules.averages import FedAvg, size_weights
-from tsfl_jax.rules.base import Aggregator, Counts, Received
-from tsfl_jax.rules.staleness import Staleness
+from tsfl_jax.rules.averages import BY_SIZE, BY_SIZE_SECTIONS
+from tsfl_jax.rules.base import Aggregator, Counts, Received, ServerSide
 from tsfl_jax.types import HParams, Params
 
 # Under the root, so that what never moved has a derivative; it changes no bit.
@@ -76,21 +75,22 @@ def server_optimizer(
         change, state = make(hparams.of(kind)).update(pseudo, state, params)
         return optax.apply_updates(params, change), state
 
-    sections = (kind, FedAvg, Staleness)
-    return Aggregator(size_weights, init, update, deltas=True, sections=sections)
+    mixing, sections = BY_SIZE._replace(deltas=True), (kind, *BY_SIZE_SECTIONS)
+    return Aggregator(mixing, server=ServerSide(update, init), sections=sections)
 
 
-def _sgd(own: FedAvgM) -> optax.GradientTransformation:
-    return optax.sgd(own.lr, momentum=own.momentum)
+def _sgd(settings: FedAvgM) -> optax.GradientTransformation:
+    return optax.sgd(settings.lr, momentum=settings.momentum)
 
 
-def _adam(own: FedOpt) -> optax.GradientTransformation:
-    b1, b2, eps = own.momentum, own.second, own.floor
-    return optax.adam(own.lr, b1=b1, b2=b2, eps=eps, eps_root=_LEAST)
+def _adam(settings: FedOpt) -> optax.GradientTransformation:
+    b1, b2, eps = settings.momentum, settings.second, settings.floor
+    return optax.adam(settings.lr, b1=b1, b2=b2, eps=eps, eps_root=_LEAST)
 
 
-def _yogi(own: FedOpt) -> optax.GradientTransformation:
-    return optax.yogi(own.lr, b1=own.momentum, b2=own.second, eps=own.floor)
+def _yogi(settings: FedOpt) -> optax.GradientTransformation:
+    b1, b2, eps = settings.momentum, settings.second, settings.floor
+    return optax.yogi(settings.lr, b1=b1, b2=b2, eps=eps)
 
 
 FEDAVGM = server_optimizer(_sgd, FedAvgM)._replace(label="FedAvgM")

@@ -3,14 +3,11 @@
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from tsfl_jax.components import arrays, component, setting
-from tsfl_jax.timeline import deliveries
-from tsfl_jax.types import Schedule
+from tsfl_jax.components import component, setting
 
 KINDS = ("constant", "polynomial", "hinge", "exponential")
 EXPONENTIAL = 3  # the kind (e/2)^−l
@@ -27,25 +24,6 @@ class Staleness:
     b: float = setting(
         4.0, "b of hinge, in updates", low=0, used_by=("kind", KINDS[2:3])
     )
-
-    def notes(self, config: Any, rule: Any, schedule: Schedule) -> tuple[str, ...]:
-        """Say that the factor changes no weight."""
-        if self.kind == "constant":
-            return ()
-        there = deliveries.claimed(schedule) > 0
-        late = of_lag(schedule.delivery.lag, arrays(self))
-        least = np.where(there, late, np.inf).min(axis=1)
-        most = np.where(there, late, -np.inf).max(axis=1)
-        if (least < (1 if rule.discounts else most)).any():
-            return ()
-        return (
-            f"staleness.kind={self.kind} changes no weight in this run: no delivery is "
-            + (
-                "late enough"
-                if rule.discounts
-                else "later than others of its update, and the weights sum to 1"
-            ),
-        )
 
 
 def of_lag(lag: Int[ArrayLike, "*N"], settings: Any) -> Float[Array, "*N"]:

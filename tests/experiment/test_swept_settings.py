@@ -40,6 +40,7 @@ FILES = {"data.dir", "data.file", "data.download", "data.columns", "data.tokens"
 FILES |= {"data.length", "data.vocabulary", "model.params"}
 OTHERS = {"stop.at", "stop.patience"}  # refused in every sweep
 OTHERS |= {"model.name", "model.norm"}  # of large networks
+OTHERS |= {"uplink.chain"}  # no name in it yet
 SWEPT = [
     name
     for name, (_, known) in SETTINGS.items()

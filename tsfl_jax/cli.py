@@ -283,12 +283,12 @@ def _train(flags: Flags, config: Config) -> None:
     stream = sys.stderr if devices.first() else None
     progress.log(stream, "preparing data and model …")
     exp = runner.build(config)
-    _log_notes(stream, exp.prepared.notes)
     workdir = flags.workdir or "runs"
     if not flags.workdir and devices.first():
         workdir = report.new_workdir("runs", _label(flags, config))
     progress.log(stream, _headline(exp))
     progress.log(stream, f"results in {workdir}")
+    _log_notes(stream, exp.prepared.notes)
     with _resumable(workdir):
         result = runner.run(exp, workdir, stream, _interrupts(), flags.writer)
     jax.distributed.shutdown()  # waits for the others; nothing, if there are none

@@ -318,17 +318,17 @@ def _notes(
     if moved.any():
         short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
         share = moved.sum() / counts.sum()
-        meaning = (
-            "harmless, the split is hardly less skewed and the same for every algorithm"
-            if share <= _FEW
-            else "the split is less skewed than its settings say; a smaller "
-            "--config.schedule.data_size avoids that"
-        )
-        notes += (
-            f"{100 * share:.2g} % of the clients' samples ({moved.sum()} of "
-            f"{counts.sum()}) are of other classes than drawn, because too few samples "
-            f"are labeled {short}: {meaning}",
-        )
+        part = f"{100 * share:.2g} % of the clients' samples"
+        if share <= _FEW:
+            reason = "since the data set has too few of some (harmless)"
+            notes += (f"{part} are of other classes than drawn, {reason}",)
+        else:
+            notes += (
+                f"{part} ({moved.sum()} of {counts.sum()}) are of other classes than "
+                f"drawn, because too few samples are labeled {short}: the split is "
+                "less skewed than its settings say; a smaller "
+                "--config.schedule.data_size avoids that",
+            )
     return notes
 
 

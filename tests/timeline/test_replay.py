@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tsfl_jax
 from tests import problems, reference
 from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU, as_reference
-from tests.experiment.test_runner import files, same
+from tests.problems import files, same
 from tests.timeline.test_timeline import fleet_of
 from tsfl_jax import config, sections
 from tsfl_jax.experiment import runner

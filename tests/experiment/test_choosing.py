@@ -160,7 +160,7 @@ def test_side_by_side_within_rounding(changes):
     same_history(result, other, rtol=1e-4, atol=1e-6)
 
 
-@EACH
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=pytest.mark.slow), LATE])
 def test_files_have_those_that_were_chosen(tmp_path, changes):
     config = config_of(changes, evaluation__clients="labels", evaluation__over="cohort")
     found = tsfl_jax.simulate(config, workdir=tmp_path)

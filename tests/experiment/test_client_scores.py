@@ -77,7 +77,7 @@ def check_last(result, right, loss):
     assert result.summary["final_client_accuracy_worst"] == found[SERIES[1]]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_own_samples_against_numpy(devices):
     result, owner = own_of(devices), DATA.test_client
     assert owner is not None and owner.max() > N - 1  # of nobody who is scored

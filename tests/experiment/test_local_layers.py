@@ -207,7 +207,7 @@ def in_order_of_delivery(config, centre):
     ("algorithm", "centre", "settings"),
     [
         ("fedbuff", np.mean, {}),
-        ("fedbuff", np.mean, {"devices": 2}),
+        pytest.param("fedbuff", np.mean, {"devices": 2}, marks=pytest.mark.slow),
         ("median", np.median, {"mapping": "vmap"}),
     ],
 )

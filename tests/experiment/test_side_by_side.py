@@ -100,7 +100,9 @@ def operations(config):
     return str(jax.make_jaxpr(made.run)(*arguments))
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "sequential"])
+@pytest.mark.parametrize(
+    "mapping", ["sequential", pytest.param("vmap", marks=pytest.mark.slow)]
+)
 def test_a_step_without_a_limit_computes_no_norm(mapping):
     plain = operations(even(mapping=mapping, momentum=0.0))
     for more in ({"clip_norm": 1.0}, {"momentum": 0.5}, {"proximal": True}):

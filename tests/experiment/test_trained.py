@@ -306,22 +306,21 @@ def test_parameters_are_part_of_the_experiment(params, tmp_path):
         tsfl_jax.simulate(config_of(), workdir=tmp_path)
 
 
-TIMELINE = {"schedule.kind": "case3", "schedule.tau_groups": ""}
-TIMELINE |= {"timeline.framework": "tsfl"}
+AFL = {"schedule.kind": "case3", "schedule.tau_groups": ""}
+AFL |= {"timeline.framework": "afl"}
 
 
 @pytest.mark.parametrize(
-    ("start", "change", "words"),
+    ("settings", "words"),
     [
-        ({"lr_schedule": "cosine"}, {}, "begun with 2, and lr_schedule=cosine depends"),
-        ({"algorithm": "learned"}, {}, "was begun with 2, and the training depends"),
-        ({}, {"schedule.size_groups": "uniform(9, 40)"}, "another experiment .split:"),
-        (TIMELINE, {"timeline.framework": "afl"}, "another experiment .schedule:"),
+        ({"lr_schedule": "cosine"}, "begun with 2, and lr_schedule=cosine depends"),
+        ({"algorithm": "learned"}, "was begun with 2, and the training depends"),
+        ({"schedule.size_groups": "uniform(9, 40)"}, "another experiment .split:"),
+        (AFL, "another experiment .schedule:"),
     ],
 )
-def test_what_depends_on_t_is_refused(start, change, words, tmp_path):
-    config = replace(config_of(num_intervals=2), start)
+def test_what_depends_on_t_is_refused(settings, words, tmp_path):
+    config = replace(config_of(num_intervals=2), settings)
     tsfl_jax.simulate(config, workdir=tmp_path)
     with pytest.raises(UserError, match=words):
-        longer = replace(config, change | {"num_intervals": 5})
-        tsfl_jax.simulate(longer, workdir=tmp_path)
+        tsfl_jax.simulate(replace(config, {"num_intervals": 5}), workdir=tmp_path)

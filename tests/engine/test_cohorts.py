@@ -95,8 +95,9 @@ def test_an_empty_cohort_leaves_the_model(algorithm):
     some, nobody, others = cohort(5, 2, 7), cohort(-1, -1, -1), cohort(1, 2, 3)
 
     def run(*cohorts):
-        schedule = jax.tree.map(lambda *a: np.concatenate(a), *cohorts)
-        sizes = SIZE.tolist()
+        fields = zip(*((c.tau, c.size, c.client) for c in cohorts), strict=True)
+        tau, size, client = map(np.concatenate, fields)
+        schedule, sizes = complete(tau, size, client=client), SIZE.tolist()
         return problems.replayed(algorithm, PROBLEM, schedule, sizes=sizes)[1:]
 
     state, history = run(some, nobody, nobody)

@@ -194,9 +194,3 @@ def test_what_cannot_work_is_one_line(changes, words):
     with pytest.raises(UserError, match=words) as error:
         tsfl_jax.simulate(config_of(**changes), dataset=DATA)
     assert "\n" not in str(error.value)
-
-
-def test_a_sweep_scores_clients_in_all_runs_or_in_none():
-    with pytest.raises(UserError, match="evaluation.clients: they are scored in all"):
-        values = {"evaluation.clients": ["none", "own"]}
-        tsfl_jax.sweep(config_of(), values, dataset=DATA)

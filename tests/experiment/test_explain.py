@@ -9,7 +9,6 @@ from matplotlib.image import imread
 
 import tsfl_jax
 from tests import problems
-from tests.launches import ROOT
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
 from tsfl_jax.experiment import backend, explain, lanes, memory, prepare
@@ -309,13 +308,6 @@ def test_the_command_line_trains_nothing(tmp_path, launch):
     assert "client 1 " in out and "one after another" in out
     assert "digits" in out and str(folder.relative_to(tmp_path)) in out
     assert "interval 1" not in err and "accuracy" not in out
-
-
-def test_a_sweep_is_not_explained(tmp_path, launch):
-    config = "--config=" + str(ROOT / "configs/digits_case3.py")
-    code, out, err = launch(config, "--explain", "--sweep=seed=0:2", cwd=tmp_path)
-    assert code == 2 and "describes one experiment; leave out" in err.splitlines()[-1]
-    assert out == "" and not list(tmp_path.iterdir())
 
 
 def test_the_window_shows_the_first_task_of_most_clients():

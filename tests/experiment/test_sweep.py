@@ -4,6 +4,7 @@ Stopped and damaged ones are in `test_damage`, further single runs in `test_same
 """
 
 import csv
+import io
 import itertools
 import json
 import shutil

@@ -3,6 +3,7 @@
 import doctest
 import functools
 import inspect
+import json
 import os
 import types
 
@@ -10,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import components
+import tsfl_jax
+from tsfl_jax import components, config
 from tsfl_jax.engine import client, evaluation, optimizers, scan
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS, SECTIONS, base
@@ -22,6 +24,93 @@ from tsfl_jax.types import Constants, Dataset, HParams, Schedule
 AS_USERS = {"xla_backend_optimization_level": 3}
 if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:
     AS_USERS["xla_cpu_use_fusion_emitters"] = True
+
+
+# ---- Experiments through the public door ----
+
+
+def small(hidden=8, **changes) -> config.Config:
+    """Four clients on digits, six intervals in calls of two.
+
+    ``schedule__tau`` changes a setting of a section; None leaves one at its default, as
+    `hidden` beside a network of one's own.
+    """
+    settings = {
+        "num_intervals": 6,
+        "num_clients": 4,
+        "lr": 0.02,
+        "batch_size": 8,
+        "report_every": 2,
+        "devices": 1,
+        "schedule.data_size": 48,
+        "schedule.interval_seconds": 2.5,
+        "model.hidden": hidden,
+    }
+    settings |= {name.replace("__", "."): value for name, value in changes.items()}
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    return config.replace(config.Config(), chosen)
+
+
+def same_history(result, other, intervals=None, **tolerances) -> None:
+    """Checks that two runs have one history, to the bit or within tolerances.
+
+    `intervals`: that many of the other, longer run.
+    """
+    assert result.history.keys() == other.history.keys()
+    for name, values in result.history.items():
+        expected = other.history[name][:intervals]
+        if tolerances and values.dtype.kind == "f":
+            np.testing.assert_allclose(values, expected, **tolerances, err_msg=name)
+        else:
+            np.testing.assert_array_equal(values, expected, err_msg=name)
+
+
+def same_bits(tree, other) -> None:
+    """Checks that two trees of arrays are equal to the bit."""
+    jax.tree.map(np.testing.assert_array_equal, tree, other)
+
+
+def files(folder):
+    """What of a run's folder must not depend on where the run was interrupted."""
+    arrays = {}
+    for name in ("model", "clients", "own"):
+        if (path := folder / f"{name}.npz").exists():
+            with np.load(path) as stored:
+                arrays |= {f"{name}/{key}": value for key, value in stored.items()}
+    return (folder / "metrics.jsonl").read_bytes(), arrays
+
+
+def same(first, second) -> None:
+    """Checks that two folders hold the same bits, of what `files` reads."""
+    assert first[0] == second[0]
+    assert first[1].keys() == second[1].keys()
+    for name, value in first[1].items():
+        np.testing.assert_array_equal(value, second[1][name], err_msg=name)
+
+
+def same_sweep(folder, other) -> None:
+    """Checks that the folders of two sweeps agree in all but times."""
+    tables, runs = [], []
+    for path in (folder, other):
+        lines = (path / "results.jsonl").read_text().splitlines()
+        tables.append([json.loads(line) | {"seconds": 0} for line in lines])
+        runs.append({p.name: dict(np.load(p)) for p in (path / "lanes").iterdir()})
+    assert tables[0] == tables[1] and len(tables[0]) > 1
+    first, second = (path / "history.csv" for path in (folder, other))
+    assert first.read_bytes() == second.read_bytes()
+    assert runs[0].keys() == runs[1].keys()
+    for name, arrays in runs[0].items():
+        same_bits(arrays | {"seconds": 0}, runs[1][name] | {"seconds": 0})
+
+
+def stop(settings, workdir, **custom) -> None:
+    """Runs the first call of intervals and ends there, all saved."""
+    ended = [lambda record: False]
+    result = tsfl_jax.simulate(settings, workdir=workdir, writers=ended, **custom)
+    assert any("ended after interval" in note for note in result.summary["notes"])
+
+
+# ---- Examples, networks, data, schedules ----
 
 
 def run_examples(module: types.ModuleType) -> doctest.TestResults:

@@ -9,8 +9,8 @@ import time
 import pytest
 
 import tsfl_jax
-from tests.experiment.test_shards import small
 from tests.launches import ROOT, environment
+from tests.problems import small
 from tsfl_jax import cli, command, interrupts
 
 TRAIN = ["--config.num_intervals=5000"]

@@ -8,7 +8,7 @@ import pytest
 
 import tsfl_jax
 from studies import theory
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tsfl_jax.report import files
 from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds

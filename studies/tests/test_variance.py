@@ -8,7 +8,7 @@ from scipy import stats
 
 import tsfl_jax
 from studies import variance
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tsfl_jax.types import UserError
 
 

@@ -9,9 +9,9 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.engine.test_scan import DATA, PROBLEM
-from tests.experiment.test_runner import small
-from tsfl_jax import config, rng
-from tsfl_jax.data import partition, validation
+from tests.problems import small
+from tsfl_jax import config
+from tsfl_jax.data import validation
 from tsfl_jax.engine import evaluation, from_updates, optimizers, scan
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.experiment import lanes, prepare, program
@@ -22,10 +22,8 @@ from tsfl_jax.types import Constants, UserError
 
 def with_validation(**changes):
     """Four clients on digits, 60 samples held out, regret measured."""
-    changes = {"num_intervals": 3, "report_every": 3, "measure_regret": True} | changes
-    settings = small(**changes)
-    settings.data.validation = 60
-    return settings
+    settings = {"num_intervals": 3, "report_every": 3, "measure_regret": True}
+    return small(**settings | {"data__validation": 60} | changes)
 
 
 # ---- Held-out samples ----
@@ -47,17 +45,15 @@ def test_the_same_share_of_each_class_is_held_out():
 def test_no_client_holds_a_validation_sample():
     lists = [np.arange(k, 1400, 4) for k in range(4)]
     found = []
-    for changes in ({}, {"partition.online": True}, {"seed": 1}):
-        settings = config.replace(with_validation(), changes)
-        prepared = prepare.prepare(settings)
+    for changes in ({}, {"partition__online": True}, {"seed": 1}):
+        prepared = prepare.prepare(with_validation(**changes))
         held = prepared.held_out
         assert held.shape == (60,)
         assert not np.isin(prepared.partition.indices, held).any()
         found.append(held)
     np.testing.assert_array_equal(found[0], found[1])
     assert (found[0] != found[2]).any()
-    settings = with_validation()
-    settings.schedule.data_size = config.Config().schedule.data_size
+    settings = with_validation(schedule__data_size=None)
     given = prepare.prepare(settings, partition=lists).partition
     assert not np.isin(given.indices, found[0]).any()
     assert given.capacity.sum() == 1400 - (found[0] < 1400).sum()
@@ -65,8 +61,7 @@ def test_no_client_holds_a_validation_sample():
     with pytest.raises(UserError, match="takes all 2 samples of client 3"):
         prepare.prepare(settings, partition=few)
     # Online: what is drawn anew has no validation samples either.
-    settings = config.replace(with_validation(), {"partition.online": True})
-    prepared = prepare.prepare(settings)
+    prepared = prepare.prepare(with_validation(partition__online=True))
     class_index, labels = program.class_index_of(prepared), prepared.dataset.y_train
     assert sorted(class_index.order) == sorted(
         np.setdiff1d(np.arange(len(labels)), found[0])
@@ -74,35 +69,18 @@ def test_no_client_holds_a_validation_sample():
     assert (np.diff(labels[class_index.order]) >= 0).all()
 
 
-def test_without_validation_nothing_changes():
-    """The same draws, arrays and identity as before there were such samples."""
-    prepared = prepare.prepare(small(seed=5))
-    assert prepared.held_out is None and "validation" not in prepared.fingerprints
-    labels, capacity = prepared.dataset.y_train, prepared.partition.capacity
-    settings, generator = prepared.config.partition, rng.generator(5, "partition")
-    drawn = partition.make_partition(labels, capacity, settings, generator)
-    np.testing.assert_array_equal(prepared.partition.indices, drawn.indices)
-    assert program.held_out_of(prepared) is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"algorithm": "oracle"}, "validation=0: --config.algorithm=oracle chooses"),
         ({"measure_regret": True}, "validation=0: --config.measure_regret=True mea"),
-        (
-            {"oracle.steps": 3},
-            "oracle.steps=3: would be ignored .*it belongs to or",
-        ),
-        ({"data.validation": 1200}, "validation=1200 leaves 238 samples: the clients"),
-        ({"data.validation": 1438}, "validation=1438: there are only 1438"),
+        ({"data__validation": 1200}, "validation=1200 leaves 238 samples: the clients"),
+        ({"data__validation": 1438}, "validation=1438: there are only 1438"),
     ],
 )
 def test_wrong_settings(changes, message):
-    settings = small()
-    settings.schedule.data_size = 90
     with pytest.raises(UserError, match=message):
-        prepare.prepare(config.replace(settings, changes))
+        prepare.prepare(small(**{"schedule__data_size": 90} | changes))
 
 
 # ---- The objective ----
@@ -220,23 +198,6 @@ def test_rules_that_share_a_program():
     names = ["fedavg", "dms", "oracle", "median"]
     several = prepare.prepare_all([with_validation(algorithm=n) for n in names])
     assert lanes.group(several)[0] == [[0, 1], [2], [3]]
-    wider = config.replace(with_validation(algorithm="fedavg"), {"data.validation": 61})
-    several = prepare.prepare_all([with_validation(algorithm="fedavg"), wider])
+    shapes = [with_validation(data__validation=number) for number in (60, 61)]
+    several = prepare.prepare_all(shapes)
     assert len(lanes.group(several)[0]) == 2
-
-
-@pytest.mark.slow
-def test_files_of_a_measured_run(tmp_path):
-    result = tsfl_jax.simulate(with_validation(algorithm="fedavg"), workdir=tmp_path)
-    rows = tsfl_jax.report.files.read_metrics(tmp_path / "metrics.jsonl")
-    for name in ("validation_loss", "regret", "gap"):
-        assert [row[name] for row in rows] == result.history[name].tolist()
-    with np.load(tmp_path / "clients.npz") as arrays:
-        np.testing.assert_array_equal(arrays["slope"], result.history["slope"])
-    assert result.summary["mean_regret"] == pytest.approx(
-        result.history["regret"].mean(), rel=1e-6
-    )
-    assert (tmp_path / "curves.png").stat().st_size > 0
-    # Resumed, the columns are still there.
-    again = tsfl_jax.simulate(with_validation(algorithm="fedavg"), workdir=tmp_path)
-    np.testing.assert_array_equal(again.history["regret"], result.history["regret"])

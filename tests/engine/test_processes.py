@@ -134,18 +134,6 @@ LONG = ["--config.num_intervals=60", "--config.report_every=2", PLAIN]
 
 
 @pytest.mark.slow
-def test_other_settings_end_all(tmp_path):
-    flags = [f"--coordinator=localhost:{free_port()}", "--processes=2", PLAIN]
-    several = [
-        start(tmp_path, *flags, f"--process={i}", f"--config.lr=0.0{i + 1}")
-        for i in range(2)
-    ]
-    for process in several:
-        _, err = finish(process, code=2)
-        assert "launch.py: the processes differ in their settings" in err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_killed_pair_resumes_to_the_same_bits(tmp_path, victim):
     whole, cut = tmp_path / "whole", tmp_path / "cut"

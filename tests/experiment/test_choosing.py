@@ -6,49 +6,39 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tests import reference_choice
-from tsfl_jax.config import Config, replace
+from tests import problems, reference_choice
+from tests.problems import same_history
+from tsfl_jax.config import replace
 from tsfl_jax.engine import client as local
-from tsfl_jax.experiment import prepare, runner, workload
+from tsfl_jax.experiment import prepare, workload
 from tsfl_jax.report import files
 from tsfl_jax.timeline.cohort import CHOOSING, by_size_once
 from tsfl_jax.types import UserError
 
 K, D = 3, 7
 SMALL = {
+    "hidden": 4,
     "algorithm": "fedavg",
     "num_clients": 20,
-    "num_intervals": 6,
     "lr": 0.1,
-    "batch_size": 8,
-    "report_every": 2,
-    "devices": 1,
-    "model.hidden": 4,
-    "schedule.data_size": 24,
-    "schedule.size_groups": "uniform(9,24)",
-    "partition.replacement": True,
-    "cohort.size": K,
-    "cohort.candidates": D,
-    "cohort.sampler": "power_of_choice",
+    "schedule__data_size": 24,
+    "schedule__size_groups": "uniform(9,24)",
+    "schedule__interval_seconds": 1.0,
+    "partition__replacement": True,
+    "cohort__size": K,
+    "cohort__candidates": D,
+    "cohort__sampler": "power_of_choice",
 }
-LATE = {"cohort.sampler": "oort", "cohort.preferred": 60.0, "schedule.dropout": 0.2}
-EACH = pytest.mark.parametrize("own", [{}, LATE], ids=[*CHOOSING])
+LATE = {
+    "cohort__sampler": "oort",
+    "cohort__preferred": 60.0,
+    "schedule__dropout": 0.2,
+}
+EACH = pytest.mark.parametrize("changes", [{}, LATE], ids=[*CHOOSING])
 
 
-def config_of(own=(), **changes) -> Config:
-    named = {name.replace("__", "."): value for name, value in changes.items()}
-    return replace(Config(), SMALL | dict(own) | named)
-
-
-def same(one, two, intervals=None, **options):
-    """Whether two runs have the same history, to the bit or with tolerances."""
-    assert one.history.keys() == two.history.keys()
-    for name, values in one.history.items():
-        other = two.history[name][:intervals]
-        if options and values.dtype.kind == "f":
-            np.testing.assert_allclose(values, other, **options, err_msg=name)
-        else:
-            np.testing.assert_array_equal(values, other, err_msg=name)
+def config_of(changes=(), **more):
+    return problems.small(**SMALL | dict(changes) | more)
 
 
 def sample_losses(prepared, params, place, held):
@@ -113,108 +103,66 @@ def test_oort_is_its_reference_along_a_run():
     assert (times.lots.factor < 1).any()
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "dms", "scaffold"])
-def test_as_many_candidates_as_are_asked_are_a_plain_draw(algorithm):
-    config = config_of(algorithm=algorithm, cohort__candidates=K)
-    plain = config_of(cohort__sampler="uniform", cohort__candidates=0)
-    plain.algorithm = algorithm
-    found = tsfl_jax.simulate(config)
-    same(found, tsfl_jax.simulate(plain, sampler=by_size_once))
-    assert len(np.unique(found.history["client"])) > K
+def test_as_many_candidates_as_are_asked_are_a_plain_draw():
+    config = config_of(algorithm="scaffold", cohort__candidates=K)
+    plain = {"cohort.sampler": "uniform", "cohort.candidates": 0}
+    result = tsfl_jax.simulate(config)
+    same_history(
+        result, tsfl_jax.simulate(replace(config, plain), sampler=by_size_once)
+    )
+    assert len(np.unique(result.history["client"])) > K
 
 
-@EACH
-@pytest.mark.parametrize("algorithm", ["dms", "scaffold", "krum", "fednova"])
-def test_rules_see_only_those_that_are_chosen(algorithm, own):
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("dms", LATE),
+        ("scaffold", {}),
+        pytest.param("krum", LATE, marks=pytest.mark.slow),
+        pytest.param("fednova", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_rules_see_only_those_that_are_chosen(algorithm, changes):
     """The same as with a sampler that knows the choice beforehand."""
-    config = config_of(own, algorithm=algorithm, schedule__dropout=0.0)
-    config.partition.kind = "iid"
+    config = config_of(
+        changes, algorithm=algorithm, schedule__dropout=0.0, partition__kind="iid"
+    )
     if algorithm == "dms":  # estimates before training would be of all candidates
         config.constants.when = "interval"
-    found = tsfl_jax.simulate(config)
-    client = found.history["client"]
-    plain = replace(
-        config,
-        {
-            "cohort.sampler": "uniform",
-            "cohort.candidates": 0,
-            "cohort.preferred": 100.0,
-        },
-    )
+    result = tsfl_jax.simulate(config)
+    client = result.history["client"]
+    plain = {"sampler": "uniform", "candidates": 0, "preferred": 100.0}
+    plain = replace(config, {f"cohort.{name}": value for name, value in plain.items()})
     other = tsfl_jax.simulate(plain, sampler=lambda draw: client[draw.number])
-    same(found, other, rtol=1e-5, atol=1e-6)
-    assert found.history["rho"].shape == (6, K)
-
-
-@EACH
-def test_a_run_resumes_to_the_bit(tmp_path, own):
-    exp = runner.build(config_of(own))
-    with pytest.raises(KeyboardInterrupt):
-        runner.run(exp, tmp_path, stop=lambda: True)
-    found = runner.run(exp, tmp_path)
-    whole = tsfl_jax.simulate(config_of(own))
-    same(found, whole)
-    assert jax.tree.all(
-        jax.tree.map(lambda a, b: (a == b).all(), found.params, whole.params)
-    )
-
-
-@EACH
-def test_neither_a_longer_run_nor_the_calls_matter(own):
-    """The last call of 5 intervals is filled up."""
-    short = tsfl_jax.simulate(config_of(own, num_intervals=5))
-    same(short, tsfl_jax.simulate(config_of(own)), intervals=5)
-    same(short, tsfl_jax.simulate(config_of(own, num_intervals=5, report_every=1)))
-
-
-@EACH
-def test_lanes_are_the_single_runs(own):
-    config = config_of(own)
-    points = {"seed": [0, 3], "lr": [0.1, 0.02]}
-    found = tsfl_jax.sweep(config, points)
-    for lane, row in enumerate(found.rows):
-        own = {n: row[n] for n in points}
-        exp = runner.build(replace(config, own))
-        one = runner.run(exp)
-        for name in ("client", "test_loss", "rho"):
-            np.testing.assert_array_equal(found.history[name][lane], one.history[name])
-        assert row["samples_trained"] == one.summary["samples_trained"]
-        assert row["bytes_moved"] == one.summary["bytes_moved"]
+    same_history(result, other, rtol=1e-5, atol=1e-6)
+    assert result.history["rho"].shape == (6, K)
 
 
 def test_a_sweep_of_samplers_and_penalties():
     """Programs of their own where they choose in another way; the same candidates."""
     points = [{"cohort.sampler": name} for name in CHOOSING]
     points += [{"cohort.sampler": "oort", "cohort.preferred": 60.0}]
-    found = tsfl_jax.sweep(config_of(), points)
-    for lane, own in enumerate(points):
-        one = tsfl_jax.simulate(config_of(own))
-        np.testing.assert_array_equal(
-            found.history["client"][lane], one.history["client"]
-        )
-    client = found.history["client"]
+    swept = tsfl_jax.sweep(config_of(), points)
+    client = swept.history["client"]
+    for run in (1, 2):
+        single = tsfl_jax.simulate(replace(config_of(), points[run]))
+        np.testing.assert_array_equal(client[run], single.history["client"])
     assert (client[0] != client[1]).any() and (client[1] != client[2]).any()
 
 
-@EACH
-def test_the_same_bits_on_several_devices(own):
-    config = config_of(own, cohort__size=5, cohort__candidates=9)
-    one = tsfl_jax.simulate(config)
-    several = replace(config, {"devices": 3})
-    same(one, tsfl_jax.simulate(several))
-
-
-@EACH
-def test_side_by_side_within_rounding(own):
-    config = config_of(own, mapping="vmap", num_intervals=3)
-    found = tsfl_jax.simulate(config)
+@pytest.mark.parametrize(
+    "changes", [LATE, pytest.param({}, marks=pytest.mark.slow)], ids=[*CHOOSING][::-1]
+)
+def test_side_by_side_within_rounding(changes):
+    config = config_of(changes, mapping="vmap", num_intervals=3)
+    result = tsfl_jax.simulate(config)
     other = tsfl_jax.simulate(replace(config, {"mapping": "sequential"}))
-    same(found, other, rtol=1e-4, atol=1e-6)
+    same_history(result, other, rtol=1e-4, atol=1e-6)
 
 
-@EACH
-def test_files_have_those_that_were_chosen(tmp_path, own):
-    config = config_of(own, evaluation__clients="labels", evaluation__over="cohort")
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=pytest.mark.slow), LATE])
+def test_files_have_those_that_were_chosen(tmp_path, changes):
+    config = config_of(changes, evaluation__clients="labels", evaluation__over="cohort")
     found = tsfl_jax.simulate(config, workdir=tmp_path)
     times = workload.draw_workload(config).schedule
     arrays = files.read_arrays(tmp_path / "clients.npz")
@@ -226,7 +174,7 @@ def test_files_have_those_that_were_chosen(tmp_path, own):
         assert arrays["tau"][t].tolist() == times.tau[t, place].tolist()
         assert arrays["size"][t].tolist() == times.size[t, place].tolist()
     np.testing.assert_array_equal(arrays["tau"] > 0, arrays["rho"] > 0)
-    assert (arrays["tau"] == 0).any() == bool(own)  # of lost uploads
+    assert (arrays["tau"] == 0).any() == bool(changes)  # of lost uploads
     deliveries = (arrays["tau"] > 0).sum()
     summary = found.summary
     assert summary["bytes_moved"] == deliveries * summary["bytes_per_delivery"]
@@ -237,8 +185,8 @@ def test_files_have_those_that_were_chosen(tmp_path, own):
 
 
 @EACH
-def test_explain_says_that_it_depends_on_training(own):
-    config = config_of(own)
+def test_explain_says_that_it_depends_on_training(changes):
+    config = config_of(changes)
     known = tsfl_jax.explain(config)
     times, drawn = known.schedule, workload.draw_workload(config).drawn
     assert times.tau.shape == (6, D)
@@ -254,30 +202,15 @@ def test_explain_says_that_it_depends_on_training(own):
 
 
 @pytest.mark.parametrize(
-    ("own", "words"),
+    ("changes", "words"),
     [
-        ({"timeline.framework": "sfl"}, "timeline.framework=sfl: cannot go with --c"),
-        ({"cohort.weighting": "mean"}, "cohort.weighting=mean: cannot go with --con"),
-        ({"schedule.upload_above": 2}, "upload_above=2: cannot go with --config.coh"),
-        ({"cohort.candidates": 2}, "candidates=2: expected 3 to --config.num_clients"),
-        ({"cohort.candidates": 21}, "candidates=21: expected 3 to --config.num_clie"),
-        ({"cohort.sampler": "uniform"}, "candidates=7: would be ignored with"),
-        ({"cohort.preferred": 50.0}, "it belongs to oort"),
-        ({"cohort.size": 0}, "ignored with --config.cohort.size=0"),
-        (
-            {"cohort.sampler": "oort", "cohort.penalty": 1.0},
-            "penalty=1.0: would be ignored with --config.cohort.preferred=100.0",
-        ),
-        ({"cohort.preferred": 0.0}, "preferred=0.0: must be in (0, 100]"),
+        ({"timeline__framework": "sfl"}, "timeline.framework=sfl: cannot go with --c"),
+        ({"cohort__weighting": "mean"}, "cohort.weighting=mean: cannot go with --con"),
+        ({"cohort__candidates": 2}, "candidates=2: expected 3 to --config.num_clients"),
+        ({"cohort__sampler": "uniform"}, "candidates=7: would be ignored with"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(own, words):
+def test_what_cannot_work_is_refused_in_one_line(changes, words):
     with pytest.raises(UserError) as error:
-        tsfl_jax.explain(config_of(own))
+        tsfl_jax.explain(config_of(changes))
     assert words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_sampler_of_the_users_own_is_refused_beside_it():
-    config = config_of(cohort__candidates=0)
-    with pytest.raises(UserError, match="sampler=: cannot go with .*power_of_choice"):
-        tsfl_jax.explain(config, sampler=by_size_once)

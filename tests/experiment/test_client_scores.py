@@ -6,25 +6,13 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tsfl_jax.config import Config, replace
+from tests.problems import small
 from tsfl_jax.data.client_test import SERIES
-from tsfl_jax.experiment import runner
+from tsfl_jax.experiment import prepare
 from tsfl_jax.report import files, page
 from tsfl_jax.types import UserError
 
 C, N, F = 3, 5, 2  # classes, clients, features
-SMALL = {
-    "algorithm": "fedavg",
-    "num_clients": N,
-    "num_intervals": 4,
-    "eval_every": 2,
-    "report_every": 2,
-    "lr": 0.05,
-    "devices": 1,
-    "model.hidden": 4,
-    "partition.kind": "client",
-    "evaluation.clients": "own",
-}
 
 
 def samples():
@@ -42,9 +30,20 @@ def samples():
 DATA = samples()
 
 
-def config_of(**changes) -> Config:
-    named = {name.replace("__", "."): value for name, value in changes.items()}
-    return replace(Config(), SMALL | named)
+def config_of(**changes):
+    settings = {
+        "hidden": 4,
+        "algorithm": "fedavg",
+        "num_clients": N,
+        "num_intervals": 4,
+        "eval_every": 2,
+        "lr": 0.05,
+        "schedule__data_size": None,  # all samples that a client has
+        "schedule__interval_seconds": 1.0,
+        "partition__kind": "client",
+        "evaluation__clients": "own",
+    }
+    return small(**settings | changes)
 
 
 @functools.cache
@@ -78,7 +77,7 @@ def check_last(result, right, loss):
     assert result.summary["final_client_accuracy_worst"] == found[SERIES[1]]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_own_samples_against_numpy(devices):
     result, owner = own_of(devices), DATA.test_client
     assert owner is not None and owner.max() > N - 1  # of nobody who is scored
@@ -124,52 +123,34 @@ def test_off_by_default_and_nothing_depends_on_it():
         np.testing.assert_array_equal(values, on.history[name], err_msg=name)
 
 
-def test_a_sweep_is_its_single_runs_and_resumes(tmp_path, capsys):
-    changes = {"evaluation__clients": "labels", "partition__kind": "dirichlet"}
-    config = config_of(**changes, evaluation__number=4, schedule__data_size=20)
-    points = {"seed": [0, 1]}
-    swept = tsfl_jax.sweep(config, points, dataset=DATA, workdir=tmp_path / "s")
-    for i, row in enumerate(swept.rows):
-        alone = tsfl_jax.simulate(replace(config, {"seed": i}), dataset=DATA)
-        for name in SERIES:
-            got = swept.history[name][i]
-            np.testing.assert_array_equal(got, alone.history[name], err_msg=name)
-        name = "final_client_accuracy_worst"
-        assert row[name] == alone.summary[name]
-    assert not np.array_equal(*swept.history[SERIES[0]][:, -1:])
-    again = {"workdir": tmp_path / "s", "verbose": True}
-    again = tsfl_jax.sweep(config, points, dataset=DATA, **again)
-    assert "2 runs were finished already" in capsys.readouterr().err
-    np.testing.assert_array_equal(again.history[SERIES[1]], swept.history[SERIES[1]])
+def test_files_of_a_run_and_of_a_sweep(tmp_path):
+    tsfl_jax.simulate(config_of(), dataset=DATA, workdir=tmp_path / "run")
+    rows = files.read_metrics(tmp_path / "run" / "metrics.jsonl")
+    history = own_of().history
+    for name in SERIES:
+        assert [row[name] for row in rows] == files.plain(history[name])
+    arrays = files.read_arrays(tmp_path / "run" / "clients.npz")
+    np.testing.assert_array_equal(arrays["tested_client"], np.arange(N))
+    worst = arrays["final_accuracy"].min()
+    assert worst == history["client_accuracy_worst"][-1]
+    text = page.make_page([tmp_path / "run"])
+    assert "worst decile, %" in text and "mean over clients in %" in text
+    config = config_of(evaluation__clients="labels")
+    sweep = {"dataset": DATA, "workdir": tmp_path / "sweep"}
+    swept = tsfl_jax.sweep(config, {"seed": [0, 1]}, **sweep)
     table = swept.to_xarray()
     assert table[SERIES[0]].dims == ("seed", "interval")
     assert table["client_loss_worst"].attrs["units"] == "nat"
-    assert "worst decile in %" in page.make_page([tmp_path / "s"])
-
-
-def test_files_of_a_run_that_was_resumed(tmp_path):
-    exp = runner.build(config_of(), dataset=DATA)
-    with pytest.raises(KeyboardInterrupt):
-        runner.run(exp, tmp_path, stop=lambda: True)
-    result = runner.run(runner.build(config_of(), dataset=DATA), tmp_path)
-    rows = files.read_metrics(tmp_path / "metrics.jsonl")
-    for name in SERIES:
-        want = own_of().history[name]
-        np.testing.assert_array_equal(result.history[name], want)
-        assert [r[name] for r in rows] == files.plain(want)
-    arrays = files.read_arrays(tmp_path / "clients.npz")
-    np.testing.assert_array_equal(arrays["tested_client"], np.arange(N))
-    worst = arrays["final_accuracy"].min()
-    assert worst == result.history["client_accuracy_worst"][-1]
-    text = page.make_page([tmp_path])
-    assert "worst decile, %" in text and "mean over clients in %" in text
-    with pytest.raises(UserError, match="evaluation.number: 0 → 2"):
-        changed = runner.build(config_of(evaluation__number=2), dataset=DATA)
-        runner.run(changed, tmp_path)
+    assert "worst decile in %" in page.make_page([tmp_path / "sweep"])
 
 
 @pytest.mark.parametrize(
-    ("framework", "over"), [("none", "all"), ("none", "cohort"), ("fedbuff", "all")]
+    ("framework", "over"),
+    [
+        ("none", "cohort"),
+        pytest.param("none", "all", marks=pytest.mark.slow),
+        pytest.param("fedbuff", "all", marks=pytest.mark.slow),
+    ],
 )
 def test_cohorts_score_those_who_are_ever_asked(framework, over, tmp_path):
     config = config_of(
@@ -184,11 +165,10 @@ def test_cohorts_score_those_who_are_ever_asked(framework, over, tmp_path):
         schedule__dropout=0.3,
         evaluation__over=over,
     )
-    exp = runner.build(config, dataset=DATA)
-    prepared = exp.prepared
+    prepared = prepare.prepare(config, dataset=DATA)
     assert prepared.tested is not None
     np.testing.assert_array_equal(prepared.tested.client, prepared.workload.drawn)
-    result = runner.run(exp, tmp_path)
+    result = tsfl_jax.simulate(config, dataset=DATA, workdir=tmp_path)
     assert result.history[SERIES[0]].shape == result.history["test_accuracy"].shape
     assert result.history["client_accuracy_std"][-1] > 0
     arrays = files.read_arrays(tmp_path / "clients.npz")
@@ -204,24 +184,13 @@ def test_cohorts_score_those_who_are_ever_asked(framework, over, tmp_path):
     ("changes", "words"),
     [
         (
-            {"partition.kind": "iid", "schedule.data_size": 20},
+            {"partition__kind": "iid", "schedule__data_size": 20},
             "partition.kind=iid clients train on other samples than",
         ),
-        (
-            {"evaluation.clients": "none", "evaluation.number": 3},
-            "evaluation.number=3: would be ignored with --config.evaluation.clients=n",
-        ),
-        ({"evaluation.over": "cohort"}, "no cohorts with --config.cohort.size=0"),
+        ({"evaluation__over": "cohort"}, "no cohorts with --config.cohort.size=0"),
     ],
 )
 def test_what_cannot_work_is_one_line(changes, words):
-    config = replace(config_of(), changes)
-    with pytest.raises(UserError, match=words) as found:
-        tsfl_jax.simulate(config, dataset=DATA)
-    assert "\n" not in str(found.value)
-
-
-def test_a_sweep_scores_clients_in_all_runs_or_in_none():
-    with pytest.raises(UserError, match="evaluation.clients: they are scored in all"):
-        values = {"evaluation.clients": ["none", "own"]}
-        tsfl_jax.sweep(config_of(), values, dataset=DATA)
+    with pytest.raises(UserError, match=words) as error:
+        tsfl_jax.simulate(config_of(**changes), dataset=DATA)
+    assert "\n" not in str(error.value)

@@ -7,33 +7,30 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tsfl_jax.config import Config, replace
+from tests import problems
+from tests.problems import same_history
 from tsfl_jax.experiment import lanes, memory, prepare, runner, splits, workload
-from tsfl_jax.report import files, runs
-from tsfl_jax.timeline import FRAMEWORKS
-from tsfl_jax.timeline.cohort import SAMPLERS
+from tsfl_jax.report import files
 
 K = 3
 SMALL = {
+    "hidden": 4,
+    "algorithm": "fedavg",
     "num_clients": 300,
     "num_intervals": 4,
     "lr": 0.05,
-    "batch_size": 8,
-    "report_every": 2,
-    "devices": 1,
-    "model.hidden": 4,
-    "schedule.data_size": 24,
-    "partition.kind": "iid",
-    "partition.replacement": True,
-    "cohort.size": K,
-    "schedule.dropout": 0.1,
-    "schedule.size_groups": "uniform(12,24)",
+    "schedule__data_size": 24,
+    "schedule__interval_seconds": 1.0,
+    "schedule__dropout": 0.1,
+    "schedule__size_groups": "uniform(12,24)",
+    "partition__kind": "iid",
+    "partition__replacement": True,
+    "cohort__size": K,
 }
 
 
-def config_of(**changes) -> Config:
-    named = {name.replace("__", "."): value for name, value in changes.items()}
-    return replace(Config(), SMALL | {"algorithm": "fedavg"} | named)
+def config_of(**changes):
+    return problems.small(**SMALL | changes)
 
 
 def drawn(config):
@@ -70,54 +67,46 @@ def test_only_those_who_ever_work_are_on_the_device():
     assert "personal state" not in memory.estimate(prepare.prepare(config_of()), 1, 1)
 
 
-def same(one, two, intervals=None, **options):
-    """Whether two runs have the same history, to the bit or with tolerances."""
-    assert one.history.keys() == two.history.keys()
-    for name, values in one.history.items():
-        other = two.history[name][:intervals]
-        if options and values.dtype.kind == "f":
-            np.testing.assert_allclose(values, other, **options, err_msg=name)
-        else:
-            np.testing.assert_array_equal(values, other, err_msg=name)
-
-
 @pytest.mark.parametrize(
-    ("algorithm", "options"),
+    ("algorithm", "tolerances"),
     [
-        ("fedavg", {}),
-        ("dms", {}),
+        pytest.param("dms", {}, marks=pytest.mark.slow),
         # c = Σ p_i c_i is a sum over fewer clients.
         ("scaffold", {"rtol": 1e-4, "atol": 1e-5}),
     ],
 )
-def test_the_same_as_with_all_clients(monkeypatch, algorithm, options):
-    config = config_of(partition__replacement=False, num_clients=60)
-    config.algorithm, config.partition.kind = algorithm, "dirichlet"
+def test_the_same_as_with_all_clients(monkeypatch, algorithm, tolerances):
+    config = config_of(
+        algorithm=algorithm,
+        num_clients=60,
+        partition__kind="dirichlet",
+        partition__replacement=False,
+    )
     if algorithm == "dms":
         config.constants.when = "interval"
     few = tsfl_jax.simulate(config)
     with_all(monkeypatch)
-    same(tsfl_jax.simulate(config), few, **options)
+    same_history(tsfl_jax.simulate(config), few, **tolerances)
 
 
 def some_of_twenty(draw):
     return 3 * draw.rng.permutation(20)[: draw.size]
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "dms"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", pytest.param("dms", marks=pytest.mark.slow)]
+)
 def test_neither_n_nor_a_longer_run_matters(algorithm):
     def run(**changes):
-        config = config_of(algorithm=algorithm, **changes)
-        config.schedule.kind, config.schedule.tau_groups = (
-            "distribution",
-            "uniform(1,3)",
-        )
+        schedule = {"kind": "distribution", "tau_groups": "uniform(1,3)"}
+        changes |= {f"schedule__{name}": value for name, value in schedule.items()}
         # By nature who is asked depends on N.
+        config = config_of(algorithm=algorithm, **changes)
         return tsfl_jax.simulate(config, sampler=some_of_twenty)
 
     short = run()
-    same(short, run(num_clients=9000))
-    same(short, run(num_intervals=6), intervals=4)
+    same_history(short, run(num_clients=9000))
+    same_history(short, run(num_intervals=6), intervals=4)
 
 
 def test_files_have_slots_and_ids(tmp_path):
@@ -131,39 +120,6 @@ def test_files_have_slots_and_ids(tmp_path):
     assert {a.shape for a in arrays.values()} == {(4, K)}
     np.testing.assert_array_equal(arrays["client"], times.client)
     assert (tmp_path / "participation.png").stat().st_size > 0
-    again = tsfl_jax.simulate(config_of(), workdir=tmp_path)
-    same(result, again)
-
-
-@pytest.mark.parametrize("clients", [300, 58])
-def test_figures_show_those_who_take_part(clients):
-    times = drawn(config_of(num_clients=clients)).schedule
-    there, rho = times.tau > 0, (times.tau > 0) / K
-    about = {"num_clients": clients}
-    figure = runs.participation(times.tau, rho, about, times.client)
-    first, middle, last = figure.axes
-    heights = [part[1, 1] for part in first.collections[0].get_segments()]
-    count = np.bincount(times.client[there], minlength=clients)
-    if clients == 58:
-        np.testing.assert_allclose(heights, 100 * count / 4)
-        return
-    np.testing.assert_allclose(sorted(heights), 100 * np.sort(count[count > 0]) / 4)
-    np.testing.assert_allclose(middle.lines[0].get_ydata(), 100 / 300)
-    assert f"({len(heights)} of 300 take part)" in last.get_xlabel()
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_lanes_with_other_clients_are_the_single_runs(algorithm):
-    config = config_of(algorithm=algorithm)
-    found = tsfl_jax.sweep(config, {"seed": [0, 3]})
-    numbers = {len(drawn(replace(config, {"seed": s})).drawn) for s in (0, 3)}
-    assert len(numbers) == 2
-    for lane, seed in enumerate((0, 3)):
-        one = tsfl_jax.simulate(replace(config, {"seed": seed}))
-        for name in ("test_loss", "rho", "client"):
-            np.testing.assert_allclose(
-                found.history[name][lane], one.history[name], rtol=1e-5
-            )
 
 
 def test_explain_counts_those_who_ever_work():
@@ -179,8 +135,9 @@ def test_explain_counts_those_who_ever_work():
 
 
 def test_splits_of_some_clients_are_rows_of_the_whole():
-    config = config_of(num_clients=9, partition__kind="shards")
-    config.partition.replacement = False
+    config = config_of(
+        num_clients=9, partition__kind="shards", partition__replacement=False
+    )
     data, held = prepare.load_dataset(config), np.arange(12, 21, dtype=np.int32)
     split = functools.partial(splits.draw_split, config, data)
     drawn = np.array([2, 5, 8])
@@ -195,45 +152,20 @@ def test_splits_of_some_clients_are_rows_of_the_whole():
         np.testing.assert_array_equal(row[: i + 1], lists[i])
 
 
-CLOCK = {"num_intervals": 8, "timeline.upload": "uniform(0,0.5)"}
-ALL = {"none": {}} | {name: CLOCK for name in FRAMEWORKS}
-ALL["fedbuff"] = CLOCK | {"timeline.buffer": 2}
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("name", ALL)
-def test_every_framework_draws_with_every_sampler(name, sampler):
-    if (name, sampler) == ("none", "online"):
-        return
-    more = {"timeline.framework": name, "cohort.sampler": sampler}
-    found = drawn(replace(config_of(), ALL[name] | more))
-    times = found.schedule
-    # Late deliveries come on top of those of a round.
-    assert times.tau.shape[1] <= K or name in ("ttfed", "safa")
-    there = times.tau > 0
-    np.testing.assert_array_equal(found.drawn, np.unique(times.client[there]))
-    assert ((times.client >= 0) & (times.client < 300)).all()
-    np.testing.assert_array_equal(times.size[there], found.held[times.client[there]])
-    np.testing.assert_array_equal(found.drawn[found.places][there], times.client[there])
-
-
-@pytest.mark.parametrize("name", ["tsfl", "fedat", "fedbuff"])
-def test_frameworks_run_on_cohorts(name, tmp_path):
-    more = {"timeline.framework": name, "report_every": 3}
-    config = replace(config_of(), ALL[name] | more)
-    found = tsfl_jax.simulate(config, workdir=tmp_path)
+@pytest.mark.parametrize(
+    "name",
+    ["fedat", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tsfl", "fedbuff"))],
+)
+def test_frameworks_run_on_cohorts(name):
+    settings = {"timeline__upload": "uniform(0,0.5)", "num_intervals": 8}
+    if name == "fedbuff":
+        settings["timeline__buffer"] = 2
+    config = config_of(timeline__framework=name, report_every=3, **settings)
+    result = tsfl_jax.simulate(config)
     times = drawn(config).schedule
-    np.testing.assert_array_equal(found.history["client"], times.client)
-    assert np.isfinite(found.history["train_loss"]).all()
-    np.testing.assert_allclose(found.history["rho"].sum(1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(result.history["client"], times.client)
+    assert np.isfinite(result.history["train_loss"]).all()
+    np.testing.assert_allclose(result.history["rho"].sum(1), 1, rtol=1e-5)
     words = str(tsfl_jax.explain(config))
     ever = len(np.unique(times.client[times.tau > 0]))
     assert f"3 of 300 clients at a time, {ever} ever" in words
-
-
-def test_a_run_resumes_to_the_bit(tmp_path):
-    config = config_of(cohort__weighting="unbiased")
-    exp = runner.build(config)
-    with pytest.raises(KeyboardInterrupt):
-        runner.run(exp, tmp_path, stop=lambda: True)
-    same(runner.run(exp, tmp_path), tsfl_jax.simulate(config))

@@ -82,10 +82,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         backend.use_cache(str(file / "x"))
 
 
-@pytest.mark.parametrize("choice", ["", " "])
-def test_an_empty_choice_does_not_fill_the_current_folder(
-    tmp_path, monkeypatch, choice
-):
-    monkeypatch.chdir(tmp_path)
+def test_an_empty_choice_does_not_fill_the_current_folder():
     with pytest.raises(UserError, match="compile_cache is empty: expected a folder"):
-        backend.use_cache(choice)
+        backend.use_cache(" ")

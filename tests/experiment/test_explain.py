@@ -1,6 +1,4 @@
-"""launch.py --explain: bars and steps worked by hand, the same tasks as the framework
-began, and a command line that trains nothing.
-"""
+"""--explain: bars and steps worked by hand, and a command line that trains nothing."""
 
 import math
 
@@ -10,25 +8,14 @@ import pytest
 from matplotlib.image import imread
 
 import tsfl_jax
-from tests.launches import ROOT
+from tests import problems
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
-from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, explain, lanes, memory, prepare
 from tsfl_jax.report import gantt, style
-from tsfl_jax.timeline import (
-    FRAMEWORKS,
-    asynchronous,
-    caching,
-    segments,
-    semi_async,
-    synchronous,
-    ticks,
-    triggered,
-)
+from tsfl_jax.timeline import FRAMEWORKS, segments, ticks
 from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
-from tsfl_jax.types import UserError
 
 
 def bars(name, fleet, end=None, **kwargs):
@@ -133,9 +120,15 @@ def test_bars_fill_the_time_of_every_client(name):
         fleet, options = random_fleet(seed), ALL[name]
         trace, tasks = simulate(name, fleet, **options)
         end = float(trace.time[-1])
-        counted = [t for t in tasks if t.fate == COUNTED]
-        there = trace.iterations > 0
-        assert len(counted) == there.sum()
+        # The tasks that count are those of the trace.
+        row, column = np.nonzero((trace.client >= 0) & (trace.iterations > 0))
+        fields = ("client", "task", "version", "iterations", "start", "arrival")
+        counted = zip(*(getattr(trace, f)[row, column] for f in fields), strict=True)
+        assert sorted(counted) == sorted(
+            (t.client, t.number, t.version, t.iterations, t.start, t.arrival)
+            for t in tasks
+            if t.fate == COUNTED
+        )
         found = list(segments.segments(tasks, fleet, end))
         for i in range(5):
             mine = [s for s in found if s.client == i]
@@ -143,10 +136,6 @@ def test_bars_fill_the_time_of_every_client(name):
             np.testing.assert_allclose(mine[-1].end, end, rtol=1e-6)
             for a, b in zip(mine[:-1], mine[1:], strict=True):
                 assert a.start < a.end and a.end == pytest.approx(b.start, abs=1e-6)
-            # Known deliveries are where the trace has them.
-            starts = np.sort(trace.start[there & (trace.client == i)])
-            seen = [t.start for t in counted if t.client == i]
-            np.testing.assert_allclose(seen, starts)
         total = segments.shares(found)
         assert sum(total.values()) == pytest.approx(1)
         until = ticks.of(end)
@@ -156,57 +145,6 @@ def test_bars_fill_the_time_of_every_client(name):
         assert idle == 0 or name in ("tsfl", "fedcs")  # no time to upload, not chosen
         part = offline / (5 * end - idle)
         assert total[segments.OFFLINE] == pytest.approx(part, abs=1e-6)
-
-
-def begun_by(name, fleet, monkeypatch):
-    """The simulation, and every task as the framework began it."""
-    begun = []
-
-    def record(begin):
-        def recorded(*args, **kwargs):
-            begun.append(begin(*args, **kwargs))
-            return begun[-1]
-
-        return recorded
-
-    with monkeypatch.context() as patched:
-        for module in (synchronous, asynchronous, semi_async, triggered, caching):
-            patched.setattr(module, "begin", record(module.begin))
-        return simulate(name, fleet, **ALL[name]), begun
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name != "tsfl"])
-def test_tasks_are_those_that_the_framework_began(name, monkeypatch):
-    for seed in range(12):
-        fleet = random_fleet(seed)
-        (trace, seen), begun = begun_by(name, fleet, monkeypatch)
-        last = ticks.of(trace.time[-1])
-        # SAFA begins an offline client's task anew, with the model of the next round.
-        begun = {(d.client, d.number): d for d in begun}
-        expected = sorted(key for key, d in begun.items() if d.start < last)
-        assert [(t.client, t.number) for t in seen] == expected
-        lost = {
-            (t.client, t.number) for t in seen if t.lost and t.arrival <= trace.time[-1]
-        }
-        found = {(t.client, t.number) for t in seen if t.fate == LOST}
-        # safa gives up tasks before it knows that they are lost, fedcs late ones.
-        stopped = {(t.client, t.number) for t in seen if t.fate == GIVEN_UP}
-        assert found == lost - stopped
-        assert not stopped or name in ("safa", "fedcs")
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_trace_has_the_tasks_that_count(name):
-    for seed in range(4):
-        trace, tasks = simulate(name, random_fleet(seed), **ALL[name])
-        row, column = np.nonzero((trace.client >= 0) & (trace.iterations > 0))
-        fields = ("client", "task", "version", "iterations", "start", "arrival")
-        there = zip(*(getattr(trace, f)[row, column] for f in fields), strict=True)
-        counted = [t for t in tasks if t.fate == COUNTED]
-        assert sorted(there) == sorted(
-            (t.client, t.number, t.version, t.iterations, t.start, t.arrival)
-            for t in counted
-        )
 
 
 def test_tasks_without_a_delivery_are_emitted():
@@ -242,30 +180,16 @@ def test_a_schedule_has_bars_of_tau():
 
 
 def small(**changes):
-    config = Config(num_intervals=6, num_clients=4, batch_size=8, report_every=4)
-    config.schedule.data_size = 20
-    config.compile_cache = "off"
-    for name, value in changes.items():
-        *path, last = name.split("__")
-        target = config
-        for part in path:
-            target = getattr(target, part)
-        setattr(target, last, value)
-    return config
-
-
-def explained(**changes):
-    config = small(**changes)
-    mesh = backend.start_jax(config)
-    prepared = prepare.prepare(config)
-    return explain.of_prepared(prepared, mesh), prepared, mesh
+    schedule = {"schedule__data_size": 20, "schedule__interval_seconds": 1.0}
+    machine = {"compile_cache": "off", "devices": None}
+    return problems.small(50, **schedule | machine | changes)
 
 
 def test_numbers_of_an_asynchronous_run():
-    known, prepared, _ = explained(
-        timeline__framework="afl", timeline__local_iterations=3, devices=1
+    known = tsfl_jax.explain(
+        small(timeline__framework="afl", timeline__local_iterations=3, devices=1)
     )
-    times, work = prepared.workload.schedule, known.work
+    times, work = known.schedule, known.work
     assert known.updates == len(times.tau) == work.deliveries.sum()
     assert (work.iterations == 3 * work.deliveries).all() and work.mean_tau == 3
     assert work.degree == 0 and work.max_staleness == times.delivery.lag.max()
@@ -278,11 +202,9 @@ def test_numbers_of_an_asynchronous_run():
 
 
 def test_samples_of_single_steps():
-    known, _, _ = explained(
-        schedule__kind="explicit",
-        schedule__tau=(2, 3, 4, 0),
-        schedule__iteration="step",
-    )
+    schedule = {"kind": "explicit", "tau": (2, 3, 4, 0), "iteration": "step"}
+    schedule = {f"schedule__{name}": value for name, value in schedule.items()}
+    known = tsfl_jax.explain(small(**schedule))
     # Batches of 8, 8 and 4; the fourth step begins anew.
     assert known.work.samples == 6 * (16 + 20 + 28)
     assert known.work.deliveries.tolist() == [6, 6, 6, 0]
@@ -290,7 +212,9 @@ def test_samples_of_single_steps():
 
 
 def test_stacked_models_are_counted_and_the_compiler_is_asked():
-    known, prepared, mesh = explained(algorithm="median", devices=1)
+    config = small(algorithm="median", devices=1)
+    mesh, prepared = backend.start_jax(config), prepare.prepare(config)
+    known = explain.of_prepared(prepared, mesh)
     assert known.memory["stacked models"] == 8 * known.memory["global model"]
     program, arrays = lanes.single(prepared, mesh)
     seen = program.compile(arrays).memory()
@@ -303,9 +227,8 @@ def test_stacked_models_are_counted_and_the_compiler_is_asked():
 
 def test_an_experiment_is_explained_from_python():
     """What ``tsfl explain`` prints, the numbers behind it, and the figure."""
-    config = small(timeline__framework="sfl", timeline__speed="constant(1)")
-    config.timeline.local_iterations = 2
-    known = tsfl_jax.explain(config)
+    timed = {"timeline__framework": "sfl", "timeline__speed": "constant(1)"}
+    known = tsfl_jax.explain(small(**timed, timeline__local_iterations=2))
     assert known.schedule.tau.shape == (known.updates, 4)
     assert (known.schedule.tau[known.schedule.tau > 0] == 2).all()
     np.testing.assert_array_equal(known.trace.time, 2.0 * np.arange(1, 4))
@@ -320,24 +243,6 @@ def test_an_experiment_is_explained_from_python():
     assert axes.get_xlabel() == "virtual time in seconds"
 
 
-def test_own_parts_are_explained_and_notes_are_shown():
-    x, y = np.zeros((90, 3), np.float32), np.arange(90) % 3
-    dataset = tsfl_jax.make_dataset(x, y, x, y, name="mine")
-    config = small(partition__kind="iid", schedule__kind="case1")
-    known = tsfl_jax.explain(config, dataset=dataset, loss=lambda o, y: o[:, 0])
-    assert known.labels["data"] == "mine" and known.trace is None
-    assert known.data == repr(dataset)
-    assert "\ndata           mine: 90 training and 90 test samples float32" in repr(
-        known
-    )
-    assert known.parameters == 4 * 50 + 51 * 3
-    assert known.plot().axes[0].get_xlabel() == "interval"
-    shown = known._replace(notes=("look here",))
-    assert repr(shown).startswith("note: look here\nrun            schedule case1")
-    with pytest.raises(UserError, match="did you mean 'case1'"):
-        tsfl_jax.explain(small(schedule__kind="case11"))
-
-
 def test_nothing_is_computed(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("compiled")
@@ -348,7 +253,7 @@ def test_nothing_is_computed(monkeypatch):
     explain.of_prepared(prepared, mesh)
 
 
-@pytest.mark.parametrize("name", ["none", "tsfl", "fedat"])
+@pytest.mark.parametrize("name", ["none", "tsfl"])
 def test_text_and_figure(name, tmp_path):
     timed = {
         "timeline__framework": name,
@@ -356,18 +261,16 @@ def test_text_and_figure(name, tmp_path):
         "timeline__download": "uniform(0.1,0.2)",
         "timeline__upload": "uniform(0.1,0.2)",
     }
-    timed |= {"fedbuff": {"timeline__buffer": 2}, "fedat": {"timeline__tiers": 2}}.get(
-        name, {}
-    )
-    known, _, _ = explained(
-        **timed if name != "none" else {},
-        schedule__interval_seconds=4.0,
-        schedule__dropout=0.2,
-        num_clients=7,
+    known = tsfl_jax.explain(
+        small(
+            **timed if name != "none" else {},
+            schedule__interval_seconds=4.0,
+            schedule__dropout=0.2,
+            num_clients=7,
+        )
     )
     chart = gantt.gantt(known.timeline, gantt.window(known.timeline))
-    words = explain.text(known)
-    for line in (words + "\n" + chart).splitlines():
+    for line in f"{explain.text(known)}\n{chart}".splitlines():
         assert len(line) <= 100 and line == line.rstrip()
     assert chart.count("client") == 7 and "|" in chart.splitlines()[0]
     assert "█" in chart and "not" not in chart
@@ -378,7 +281,7 @@ def test_text_and_figure(name, tmp_path):
 
 
 def test_many_clients_are_thinned_out():
-    known, _, _ = explained(num_clients=45, schedule__data_size=20)
+    known = tsfl_jax.explain(small(num_clients=45))
     chart = gantt.gantt(known.timeline, gantt.window(known.timeline))
     assert chart.count("client") == 20 and "client 44" in chart
     assert max(map(len, chart.splitlines())) <= 100
@@ -405,18 +308,6 @@ def test_the_command_line_trains_nothing(tmp_path, launch):
     assert "client 1 " in out and "one after another" in out
     assert "digits" in out and str(folder.relative_to(tmp_path)) in out
     assert "interval 1" not in err and "accuracy" not in out
-
-
-def test_slips(tmp_path, launch):
-    for flags, words in (
-        (["--explain", "--sweep=seed=0:2"], "describes one experiment; leave out"),
-        (["--explain", "--processes=2"], "one process; leave it out"),
-        (["--explain=all"], "invalid choice: 'all'"),
-    ):
-        config = "--config=" + str(ROOT / "configs/digits_case3.py")
-        code, out, err = launch(config, *flags, cwd=tmp_path)
-        assert code == 2 and words in err.splitlines()[-1] and "Traceback" not in err
-        assert out == "" and not list(tmp_path.iterdir())
 
 
 def test_the_window_shows_the_first_task_of_most_clients():

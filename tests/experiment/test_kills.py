@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.experiment.test_runner import files, same
+from tests.problems import files, same
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def hook(received, arguments):
         if count == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-from tests.experiment.test_runner import small
+from tests.problems import small
 import tsfl_jax
 print("ready", flush=True)
 sys.addaudithook(hook)
@@ -77,28 +77,19 @@ def check(folder, whole):
 # Two kills of one run each, drawn anew for each number.
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
-@pytest.mark.parametrize("number", range(6))
-def test_killed_at_a_file(whole, tmp_path, number):
-    folder, events, _ = whole
+@pytest.mark.parametrize("where", ["at a file", "at a time"])
+@pytest.mark.parametrize("number", range(5))
+def test_killed(whole, tmp_path, where, number):
+    _, events, seconds = whole
     rng = np.random.default_rng([20, number])
     for _ in range(2):
-        process = start(tmp_path / "run", rng.integers(1, events + 1))
+        last = rng.integers(1, events + 1) if where == "at a file" else 0
+        process = start(tmp_path / "run", last)
+        if where == "at a time":
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0, seconds))
+            process.send_signal(signal.SIGKILL)
         process.communicate(timeout=300)
         # A resumed run has less to do and may end before its moment.
         assert process.returncode in (-signal.SIGKILL, 0)
-    check(tmp_path / "run", whole)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
-@pytest.mark.parametrize("number", range(4))
-def test_killed_at_a_time(whole, tmp_path, number):
-    _, _, seconds = whole
-    rng = np.random.default_rng([21, number])
-    for _ in range(2):
-        process = start(tmp_path / "run")
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(rng.uniform(0, seconds))
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=300)
     check(tmp_path / "run", whole)

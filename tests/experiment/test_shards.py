@@ -1,7 +1,6 @@
 """Sweeps in shards: division, locks, and the bits of a sweep in one process."""
 
 import contextlib
-import json
 import os
 import pathlib
 import signal
@@ -17,42 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tsfl_jax
-from tsfl_jax import config
+from tests import problems
 from tsfl_jax.experiment import lanes, ray_workers, shards, sweep_folder
-from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 POINTS = [{"seed": s, "algorithm": a} for s in (0, 1) for a in ("fedavg", "dms")]
 
 
-def small() -> config.Config:
-    settings = config.Config(
-        num_intervals=4, num_clients=5, lr=0.02, batch_size=8, report_every=2, devices=1
-    )
-    settings.schedule.data_size = 32
-    settings.model.hidden = 8
-    return settings
-
-
-def same(folder, whole):
-    """Tables without the times are equal, and so are all numbers of each run."""
-    first, second = (
-        [
-            {k: v for k, v in json.loads(line).items() if k != "seconds"}
-            for line in (f / "results.jsonl").read_text().splitlines()
-        ]
-        for f in (folder, whole)
-    )
-    assert first == second and len(first) > 1
-    assert (folder / "history.csv").read_bytes() == (whole / "history.csv").read_bytes()
-    names = [{p.name for p in (f / "lanes").iterdir()} for f in (folder, whole)]
-    assert names[0] == names[1]
-    for name in names[0]:
-        one, other = (files.read_arrays(f / "lanes" / name) for f in (folder, whole))
-        assert one.keys() == other.keys()
-        for key in one.keys() - {"seconds"}:
-            np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+CONFIG = problems.small(num_intervals=4, schedule__data_size=32)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +90,7 @@ def test_locks(tmp_path):
 
 def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
     whole, folder, trained = tmp_path / "whole", tmp_path / "shards", []
-    tsfl_jax.sweep(small(), POINTS, workdir=whole, runs_per_call=1)
+    tsfl_jax.sweep(CONFIG, POINTS, workdir=whole, runs_per_call=1)
     make = lanes.make_arrays
 
     def counted(group, several, count):
@@ -128,7 +100,7 @@ def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(lanes, "make_arrays", counted)
     options = {"workdir": folder, "runs_per_call": 1}
     with pytest.raises(UserError, match="not the folder of a sweep"):
-        shards.collect(small(), POINTS, workdir=folder)
+        shards.collect(CONFIG, POINTS, workdir=folder)
     asked = []
 
     def stop():  # after the first chunk of its second run
@@ -136,48 +108,27 @@ def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
         return len(asked) == 3
 
     with pytest.raises(KeyboardInterrupt):
-        shards.run(small(), POINTS, (1, 2), **options, stop=stop)
-    assert shards.collect(small(), POINTS, workdir=folder) is None
+        shards.run(CONFIG, POINTS, (1, 2), **options, stop=stop)
+    assert shards.collect(CONFIG, POINTS, workdir=folder) is None
     assert "1 of 4 runs so far" in (folder / "summary.md").read_text()
-    other = [{"seed": 5}, {"seed": 6}]
-    with pytest.raises(UserError, match="none of these 2 runs"):
-        shards.collect(small(), other, workdir=folder)
-    assert shards.run(small(), POINTS, (1, 2), **options) is None
+    assert shards.run(CONFIG, POINTS, (1, 2), **options) is None
     assert not (folder / "sweep.json").exists()
     assert trained == [1, 1, 1]  # of the second run only what was missing
-    result = shards.run(small(), POINTS, (0, 2), **options)
+    result = shards.run(CONFIG, POINTS, (0, 2), **options)
     assert result is not None
     assert [row["run"] for row in result.rows] == [0, 1, 2, 3]
-    same(folder, whole)
+    problems.same_sweep(folder, whole)
     before = (folder / "sweep.json").stat().st_mtime_ns
     for index in (0, 1):
-        assert shards.run(small(), POINTS, (index, 2), **options) is None
+        assert shards.run(CONFIG, POINTS, (index, 2), **options) is None
     assert (folder / "sweep.json").stat().st_mtime_ns == before
     assert len(trained) == 5
-    again = shards.collect(small(), POINTS, workdir=folder)
+    again = shards.collect(CONFIG, POINTS, workdir=folder)
     assert again is not None
     np.testing.assert_array_equal(again.history["rho"], result.history["rho"])
     # More shards than runs: some have nothing to do.
-    assert shards.run(small(), POINTS, (0, 9), **options) is None
+    assert shards.run(CONFIG, POINTS, (0, 9), **options) is None
     assert len(trained) == 5
-
-
-def test_a_division_of_other_types_is_named(tmp_path):
-    path = tmp_path / sweep_folder.DIVISION
-    for runs in (5, "a", {"a": 1}):
-        files.write_json(path, {"shards": 2, "runs": runs})
-        with (
-            pytest.raises(UserError) as error,
-            sweep_folder.shard(tmp_path, ["a"], 0, 2),
-        ):
-            pass
-        assert str(error.value) == f"{path}: runs is {str(runs)!r}; delete the file"
-    files.write_json(path, {"shards": 2, "runs": [["a"], 5]})
-    with (
-        pytest.raises(UserError, match="of another sweep"),
-        sweep_folder.shard(tmp_path, ["a"], 0, 2),
-    ):
-        pass
 
 
 class RayError(Exception):
@@ -186,19 +137,10 @@ class RayError(Exception):
     cause = None
 
 
-class WorkerCrashedError(RayError):
-    """As Ray's."""
-
-
-class OutOfMemoryError(RayError):
-    """As Ray's."""
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (RayError("lost\nat x"), "shard 1/2 failed (RayError: lost at x); "),
-        (WorkerCrashedError("died"), "shard 1/2 failed (WorkerCrashedError: died); "),
         (KeyError("a"), "shard 1/2 failed (KeyError: 'a'); "),
     ],
 )
@@ -212,27 +154,25 @@ def test_an_error_of_ray_names_the_shard(error, words):
         wrapped.cause = error
         raise wrapped
 
-    kinds = (RayError, WorkerCrashedError, OutOfMemoryError)
-    exceptions = types.SimpleNamespace(**{kind.__name__: kind for kind in kinds})
     ray = types.SimpleNamespace(
-        exceptions=exceptions,
+        exceptions=types.SimpleNamespace(RayError=RayError),
         wait=lambda tasks, timeout: (tasks[:1], tasks[1:]),
         get=get,
         cancel=lambda task, force: None,
     )
     tasks = {"first": "shard 0/2", "second": "shard 1/2"}
     with pytest.raises(UserError) as answer:
-        ray_workers._results(ray, tasks, lambda: False)
+        ray_workers._result_of(ray, tasks, lambda: False)
     assert str(answer.value).startswith(f"--ray: {words}")
     assert "--shard in place of --ray" in str(answer.value)
 
 
 def test_ray_without_a_folder_and_where_it_is_missing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="needs a workdir"):
-        tsfl_jax.sweep(small(), POINTS, ray=True)
+        tsfl_jax.sweep(CONFIG, POINTS, ray=True)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[ray\]'"):
-        tsfl_jax.sweep(small(), POINTS, ray=True, workdir=tmp_path)
+        tsfl_jax.sweep(CONFIG, POINTS, ray=True, workdir=tmp_path)
 
 
 def test_a_ray_cluster_that_is_not_there(tmp_path, monkeypatch):
@@ -242,19 +182,18 @@ def test_a_ray_cluster_that_is_not_there(tmp_path, monkeypatch):
         address = f"127.0.0.1:{server.getsockname()[1]}"
     for wrong in (address, "127.0.0.1:port"):
         with pytest.raises(UserError, match=f"--ray={wrong}: "):
-            tsfl_jax.sweep(small(), POINTS, ray=wrong, workdir=tmp_path)
+            tsfl_jax.sweep(CONFIG, POINTS, ray=wrong, workdir=tmp_path)
 
 
 # One-lane calls, so that a killed worker has runs behind it and before it.
 SWEEP = """
 import sys, ray, tsfl_jax
-from tests.experiment.test_shards import small
+from tests.problems import small
 workdir, workers = sys.argv[1], int(sys.argv[2])
 if workers:
     ray.init(num_cpus=workers, log_to_driver=False)
 points = [{"seed": s, "batch_size": b} for s in range(6) for b in (8, 16)]
-config = small()
-config.num_intervals, config.report_every = 400, 100
+config = small(num_intervals=400, report_every=100, schedule__data_size=32)
 options = {"workdir": workdir, "runs_per_call": 1, "ray": bool(workers)}
 result = tsfl_jax.sweep(config, points, verbose=True, **options)
 assert [row["run"] for row in result.rows] == list(range(12))
@@ -305,4 +244,4 @@ def test_ray_workers_of_which_one_is_killed(tmp_path):
         text = log.read_text()
         assert driver.returncode == 0, text
     assert replaced and "3 Ray workers" in text and "12 of 12 runs" in text
-    same(folder, whole)
+    problems.same_sweep(folder, whole)

@@ -1,11 +1,12 @@
 """Small networks on one CPU device: clients side by side by choice."""
 
+import chex
 import jax
 import numpy as np
 import pytest
 
 import tsfl_jax
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import lanes, prepare
 from tsfl_jax.experiment.backend import start_jax
@@ -13,10 +14,9 @@ from tsfl_jax.experiment.backend import start_jax
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU")
 
 
-def even(tau=(2,), **settings):
-    config = small(**{"algorithm": "fedavg"} | settings)
-    config.schedule.kind, config.schedule.tau = "explicit", tau
-    return config
+def even(tau=(2,), **changes):
+    schedule = {"schedule__kind": "explicit", "schedule__tau": tau}
+    return small(**{"algorithm": "fedavg"} | schedule | changes)
 
 
 def mapping(config):
@@ -27,26 +27,20 @@ def test_the_work_decides():
     found = prepare.prepare(even())
     assert found.mapping == "vmap"
     assert any("side by side" in note for note in found.notes)
-    wider = even(tau=(1, 2, 2, 1))  # frozen steps would cost more than the loop
-    wider.model.hidden = 64
+    images = {"data__name": "synthetic", "data__train_size": 256}
     for other in (
-        wider,
+        even((1, 2, 2, 1), hidden=64),  # frozen steps would cost more than the loop
         even(devices=2),  # bits would depend on the number of devices
         even(devices=0),  # and here on the machine
         even(mapping="sequential"),
         small(),
+        even(hidden=2000),  # a step is enough work
+        even((1, 1, 1, 8)),
+        even(num_intervals=1, model__name="mnist_cnn", **images),  # own kernels
     ):
         assert mapping(other) == "sequential"
-    wide = even()
-    wide.model.hidden = 2000
-    assert mapping(wide) == "sequential"  # a step is enough work
     # Steps so small that frozen ones cost less than loops, if they are not most.
     assert mapping(even(tau=(1, 2, 2, 1))) == "vmap"
-    assert mapping(even(tau=(1, 1, 1, 8))) == "sequential"
-    images = even(num_intervals=1)
-    images.data.name, images.data.train_size = "synthetic", 256
-    images.model.name = "mnist_cnn"
-    assert mapping(images) == "sequential"  # one kernel per client
 
 
 @pytest.mark.parametrize(
@@ -54,24 +48,20 @@ def test_the_work_decides():
     [
         ("dms", (2,)),
         *(
-            pytest.param(n, (2,), marks=pytest.mark.slow)
-            for n in ("scaffold", "median", "fedavg", "fedprox")
+            pytest.param(name, tau, marks=pytest.mark.slow)
+            for name, tau in (("scaffold", (2,)), ("median", (2,)), ("fedavg", (1, 2)))
         ),
-        pytest.param("fedavg", (1, 2, 2, 1), marks=pytest.mark.slow),
     ],
 )
 def test_side_by_side_equals_one_after_another(algorithm, tau):
-    by_choice, sequential = even(tau), even(tau, mapping="sequential")
-    by_choice.algorithm = sequential.algorithm = algorithm
+    by_choice = even(tau, algorithm=algorithm)
     assert mapping(by_choice) == "vmap"
-    found, wanted = map(tsfl_jax.simulate, (by_choice, sequential))
-    for a, b in zip(
-        jax.tree.leaves(found.params), jax.tree.leaves(wanted.params), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    result = tsfl_jax.simulate(by_choice)
+    other = tsfl_jax.simulate(even(tau, algorithm=algorithm, mapping="sequential"))
+    chex.assert_trees_all_close(result.params, other.params, rtol=1e-5, atol=1e-5)
     for name in ("train_loss", "test_loss", "samples", "rho"):
         np.testing.assert_allclose(
-            found.history[name], wanted.history[name], rtol=1e-4, err_msg=name
+            result.history[name], other.history[name], rtol=1e-4, err_msg=name
         )
 
 
@@ -108,7 +98,9 @@ def operations(config):
     return str(jax.make_jaxpr(made.run)(*arguments))
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "sequential"])
+@pytest.mark.parametrize(
+    "mapping", ["sequential", pytest.param("vmap", marks=pytest.mark.slow)]
+)
 def test_a_step_without_a_limit_computes_no_norm(mapping):
     plain = operations(even(mapping=mapping, momentum=0.0))
     for more in ({"clip_norm": 1.0}, {"momentum": 0.5}, {"proximal": True}):

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import tsfl_jax
-from tsfl_jax.config import replace
+from tests.problems import small
 from tsfl_jax.experiment import identity, prepare
 from tsfl_jax.experiment.source_digest import describe
 from tsfl_jax.models import networks
@@ -49,16 +49,8 @@ def twice(f):
     return called
 thing = twice(optax.global_norm)
 """,
-    "partial": """
-def rate(x, y):
-    return x * y
-thing = functools.partial(rate, y=VALUE)
-""",
-    "jit": """
-@jax.jit
-def thing(x):
-    return VALUE * x
-""",
+    "partial": "thing = functools.partial(optax.sgd, learning_rate=VALUE)",
+    "jit": "thing = jax.jit(lambda x: VALUE * x)",
     "custom derivative": """
 @jax.custom_vjp
 def thing(x):
@@ -156,29 +148,22 @@ def test_parts_of_libraries():
     assert describe(ones) == describe(ones.copy()) != describe(jax.numpy.zeros(3))
 
 
-def small():
-    config = tsfl_jax.Config(num_intervals=1, num_clients=2, batch_size=8)
-    config.algorithm, config.schedule.data_size = "fedavg", 16
-    config.schedule.kind, config.compile_cache = "case1", "off"
-    return config
-
-
 def test_a_run_with_a_changed_rule_or_of_another_version_is_refused(
     tmp_path, monkeypatch
 ):
-    first, again = (
-        tsfl_jax.simulate(small(), aggregator=thing("rule"), workdir=tmp_path)
-        for _ in range(2)
-    )
-    assert again.summary["final_test_loss"] == first.summary["final_test_loss"]
-    with pytest.raises(UserError) as error:
-        tsfl_jax.simulate(small(), aggregator=thing("rule", 3), workdir=tmp_path)
-    text = str(error.value)
-    assert "\n" not in text and "own aggregator: " in text
-    assert "choose another --workdir" in text
+    settings = small(num_intervals=1, num_clients=2, schedule__data_size=16)
+
+    def run(value=1):
+        rule = thing("rule", value)
+        return tsfl_jax.simulate(settings, aggregator=rule, workdir=tmp_path)
+
+    assert run().summary["final_test_loss"] == run().summary["final_test_loss"]
+    with pytest.raises(UserError, match="own aggregator: .*choose another") as error:
+        run(3)
+    assert "\n" not in str(error.value)
     monkeypatch.setattr("tsfl_jax.experiment.identity._VERSION", 1)
     with pytest.raises(UserError, match="identity version: 4 → 1.*another --workdir"):
-        tsfl_jax.simulate(small(), aggregator=thing("rule"), workdir=tmp_path)
+        run()
 
 
 def custom(value):
@@ -207,11 +192,10 @@ def custom(value):
 def said(**changes):
     """What files say of the custom parts of an experiment of two clients."""
     parts = changes.pop("parts")
-    config = tsfl_jax.Config(num_intervals=1, num_clients=2, batch_size=2)
-    config.cohort.size = 1 if "sampler" in parts else 0
-    if "partition" not in parts:
-        config.schedule.data_size = 16
-    prepared = prepare.prepare(replace(config, changes), **parts)
+    changes["schedule__data_size"] = None if "partition" in parts else 16
+    changes["cohort__size"] = 1 if "sampler" in parts else 0
+    config = small(None, num_intervals=1, num_clients=2, batch_size=2, **changes)
+    prepared = prepare.prepare(config, **parts)
     return identity.custom_values(prepared)
 
 
@@ -223,9 +207,7 @@ def test_files_name_each_custom_part_with_a_digest_of_it():
     # The digest is that of the samples as they were given, whatever a seed makes of
     # them; and neither what the settings load nor metrics make another experiment.
     parts = {"dataset": custom(1)["dataset"]}
-    digests = [
-        said(parts=parts, seed=s, **{"partition.label_noise": 0.5}) for s in (0, 1)
-    ]
+    digests = [said(parts=parts, seed=s, partition__label_noise=0.5) for s in (0, 1)]
     assert digests == [{"custom dataset": first["custom dataset"]}] * 2
     loaded = {"dataset": prepare.load_dataset(tsfl_jax.Config())}
     assert said(parts={"metrics": {"loss_2": custom(2)["loss"]}} | loaded) == {}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from tests.problems import small
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import weighting
 from tsfl_jax.timeline import cohort, crowd
@@ -116,39 +117,33 @@ def test_chances_must_be_known(name):
             weighting.shares(config, times, SIZE, np.array([[0.5], [0.25]]))
 
 
-SMALL = {
-    "num_clients": 30,
-    "num_intervals": 3,
-    "batch_size": 8,
-    "model.hidden": 4,
-    "schedule.size_groups": "uniform(12,24)",
-    "partition.kind": "iid",
-    "partition.replacement": True,
-    "cohort.size": 4,
-}
+def config_of(algorithm, **changes):
+    settings = {
+        "hidden": 4,
+        "num_clients": 30,
+        "num_intervals": 3,
+        "schedule__size_groups": "uniform(12,24)",
+        "partition__kind": "iid",
+        "partition__replacement": True,
+        "cohort__size": 4,
+        "cohort__weighting": "mean",
+    }
+    return small(algorithm=algorithm, **settings | changes)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "fedprox"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedadam", pytest.param("fedprox", marks=pytest.mark.slow)]
+)
 def test_runs_have_these_weights(algorithm):
-    config = replace(Config(), SMALL | {"algorithm": algorithm})
-    config.cohort.weighting = "unbiased"
-    found = tsfl_jax.simulate(config).history
-    held = tsfl_jax.explain(config).schedule
-    np.testing.assert_array_equal(found["rho"], held.share)
-    assert (np.abs(found["rho"].sum(1) - 1) > 1e-3).any()
-    assert not found["diverged"].any()
+    config = config_of(algorithm, cohort__weighting="unbiased")
+    history = tsfl_jax.simulate(config).history
+    schedule = tsfl_jax.explain(config).schedule
+    np.testing.assert_array_equal(history["rho"], schedule.share)
+    assert (np.abs(history["rho"].sum(1) - 1) > 1e-3).any()
+    assert not history["diverged"].any()
 
 
 @pytest.mark.parametrize("algorithm", ["dms", "fedbuff", "scaffold", "fedat"])
 def test_rules_with_weights_of_their_own_have_no_others(algorithm):
-    config = replace(Config(), SMALL | {"algorithm": algorithm})
-    config.cohort.weighting = "mean"
     with pytest.raises(UserError, match=f"algorithm={algorithm} are its own"):
-        tsfl_jax.explain(config)
-
-
-def test_settings_of_other_weights_would_be_ignored():
-    config = replace(Config(), SMALL | {"algorithm": "fedavg", "fedavg.by_size": False})
-    config.cohort.weighting = "mean"
-    with pytest.raises(UserError, match="by_size=False: would be ignored"):
-        tsfl_jax.explain(config)
+        tsfl_jax.explain(config_of(algorithm))

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import tsfl_jax
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tsfl_jax.models import losses, networks
 from tsfl_jax.models.precision import with_precision
 

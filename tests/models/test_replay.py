@@ -10,8 +10,9 @@ from flax import nnx
 from jax import lax
 
 import tsfl_jax
-from tests.experiment.test_runner import OWN, small
+from tests.experiment.test_runner import OWN
 from tests.models.numerics import close, outcomes
+from tests.problems import small
 from tsfl_jax import rng
 from tsfl_jax.models import networks, replay
 from tsfl_jax.models.model import Model

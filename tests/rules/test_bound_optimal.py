@@ -8,7 +8,7 @@ import pytest
 
 import tsfl_jax
 from tests import problems
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tests.rules.test_rules import received
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tsfl_jax import config
 from tsfl_jax.experiment import prepare, rule_settings
 from tsfl_jax.experiment.custom_hooks import Own

@@ -11,7 +11,7 @@ import pytest
 import tsfl_jax
 from tests import problems, reference
 from tests.engine.test_scan import DATA, PROBLEM, TAU, as_reference, permuted
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tests.timeline.test_deliveries import SIZES, damaged
 from tsfl_jax import config
 from tsfl_jax.experiment import lanes, prepare, sweeps

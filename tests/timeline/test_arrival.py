@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tests.timeline.test_timeline import fleet_of, simulate
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import prepare, workload

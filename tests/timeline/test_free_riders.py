@@ -8,7 +8,7 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.engine.test_scan import PROBLEM, as_reference
-from tests.experiment.test_runner import small
+from tests.problems import small
 from tests.rules.test_rules import HP, TAU, in_step, reference_of
 from tests.timeline.test_deliveries import SIZES, timed
 from tsfl_jax.experiment import workload

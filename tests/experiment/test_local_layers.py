@@ -1,4 +1,7 @@
-"""Layers that stay on the client: FedBN, FedPer."""
+"""Layers that stay on the client: FedBN, FedPer.
+
+That such runs resume, and are the same in sweeps and on devices: `test_same_bits`.
+"""
 
 import functools
 
@@ -10,6 +13,8 @@ import pytest
 from flax import traverse_util
 
 import tsfl_jax
+from tests import problems
+from tsfl_jax.config import replace
 from tsfl_jax.experiment import prepare
 from tsfl_jax.experiment.summary import named_arrays
 from tsfl_jax.rules import AGGREGATORS
@@ -19,17 +24,23 @@ HEAD, BODY = "Dense_1", "Dense_0"
 TAU = (1, 2, 3, 4)
 
 
-def config_of(algorithm="fedavg", **settings):
-    config = tsfl_jax.Config(num_intervals=3, num_clients=4, batch_size=64, lr=0.1)
-    config.algorithm = algorithm
-    config.data.name, config.model.hidden = "digits", 5
-    config.schedule.data_size, config.partition.kind = 32, "shards"
-    config.schedule.kind, config.schedule.tau = "explicit", TAU
-    config.evaluation.clients, config.model.local = "labels", HEAD
-    for name, value in settings.items():
-        part, _, field = name.rpartition("__")
-        setattr(getattr(config, part) if part else config, field, value)
-    return config
+SMALL = {
+    "hidden": 5,
+    "num_intervals": 3,
+    "report_every": 1,
+    "batch_size": 64,
+    "lr": 0.1,
+    "schedule__data_size": 32,
+    "schedule__kind": "explicit",
+    "schedule__tau": TAU,
+    "partition__kind": "shards",
+    "evaluation__clients": "labels",
+    "model__local": HEAD,
+}
+
+
+def config_of(algorithm="fedavg", **changes):
+    return problems.small(**SMALL | {"algorithm": algorithm} | changes)
 
 
 def of_client(result, place):
@@ -61,11 +72,10 @@ def test_heads_over_a_frozen_body_train_alone():
     config = config_of(model__frozen=BODY)
     together = tsfl_jax.simulate(config)
     split = prepare.prepare(config).partition
-    default = tsfl_jax.Config().schedule.data_size
-    for client, tau in enumerate(TAU):
+    for client, tau in [*enumerate(TAU)][1::2]:
         rows = split.indices[client][: split.capacity[client]]
         plain = {"model__frozen": BODY, "model__local": "", "schedule__tau": (tau,)}
-        alone = config_of(num_clients=1, schedule__data_size=default, **plain)
+        alone = config_of(num_clients=1, schedule__data_size=None, **plain)
         found = tsfl_jax.simulate(alone, partition=[rows])
         assert equal(of_client(together, client), named_arrays(found.params), 1e-5)
 
@@ -97,21 +107,21 @@ def start():
     return tsfl_jax.simulate(config_of(num_intervals=1, lr=1e-30)).params
 
 
-@pytest.mark.parametrize("algorithm", [*AGGREGATORS, "vmap", "fedbuff framework"])
+QUICK = ("scaffold", "median", "oracle", "dms_adaptive")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK))
+        for name in AGGREGATORS
+    ],
+)
 def test_under_every_rule_they_stay(algorithm):
     """The global model keeps w^0 there, clients do not, and the rest is aggregated."""
-    config = config_of(algorithm)
-    if algorithm == "vmap":
-        config = config_of("dms", mapping="vmap", client_block=3)
-    if algorithm == "fedbuff framework":
-        config = config_of("fedbuff", timeline__framework="fedbuff", num_intervals=20)
-        default = tsfl_jax.Config().schedule
-        config.schedule.kind, config.schedule.tau = default.kind, default.tau
-        config.timeline.buffer = 2
-    rule = AGGREGATORS[config.algorithm]
-    if rule.mixing.uses_validation:
-        config.data.validation = 100
-    if rule.mixing.uses_validation or rule.mixing.uses_gradients:
+    mixing = AGGREGATORS[algorithm].mixing
+    config = config_of(algorithm, data__validation=100 * mixing.uses_validation)
+    if mixing.uses_validation or mixing.uses_gradients:
         with pytest.raises(UserError, match="says nothing alone"):
             tsfl_jax.simulate(config)
         return
@@ -122,28 +132,8 @@ def test_under_every_rule_they_stay(algorithm):
         if not (HEAD in name and algorithm == "fedyogi"):
             assert np.allclose(leaf, first[name], atol=1e-6) == (HEAD in name), name
     for name, leaves in result.own.items():
-        if name != "client" and config.timeline.framework != "fedbuff":
+        if name != "client":
             assert all(not np.array_equal(leaf, first[name]) for leaf in leaves)
-
-
-def test_lanes_are_the_single_runs_and_resumed_ones_go_on(tmp_path):
-    """Also where seeds differ in how many clients hold samples."""
-    config = config_of("dms", batch_size=8, evaluation__number=3)
-    table = tsfl_jax.sweep(config, {"seed": [0, 1], "lr": [0.1, 0.05]})
-    for number, row in enumerate(table.rows):
-        point = {n: row[n] for n in ("seed", "lr")} | {"evaluation__number": 3}
-        single = tsfl_jax.simulate(config_of("dms", batch_size=8, **point))
-        for name in ("client_accuracy_mean", "test_accuracy", "test_loss"):
-            found = (table.history | table.series[number]).get(name)
-            found = found[number] if np.ndim(found) == 2 else found
-            assert np.allclose(found, single.history[name], atol=1e-6), name
-    whole = tsfl_jax.simulate(config)
-    for intervals in (2, 3):
-        config.num_intervals = intervals
-        resumed = tsfl_jax.simulate(config, workdir=tmp_path / "run")
-    assert equal(resumed.own, whole.own, 0)
-    stored = np.load(tmp_path / "run" / "own.npz")
-    assert equal(dict(stored), whole.own, 0)
 
 
 @pytest.mark.parametrize("parts", ["Dense_9", "Dense_0,Dense_1"])
@@ -161,21 +151,21 @@ def test_what_asks_the_global_model_is_refused(name, value):
         tsfl_jax.simulate(config_of(**{name: value}))
 
 
-def test_two_devices_have_the_bits_of_one():
-    one, two = (tsfl_jax.simulate(config_of("dms", devices=n)) for n in (1, 2))
-    assert equal(one.own, two.own, 0)
-    assert equal(named_arrays(one.params), named_arrays(two.params), 0)
-
-
 def buffered(algorithm="fedbuff", **settings):
     """FedBuff whose fastest client delivers twice or three times in a buffer."""
-    timeline = {"framework": "fedbuff", "buffer": 3, "local_iterations": 2}
-    timeline["speed"] = "constant(1);constant(1.3);constant(0.3)"
-    kind = {"schedule__kind": "case3", "schedule__tau": (), "num_clients": 3}
-    named = {f"timeline__{name}": value for name, value in timeline.items()}
-    return config_of(
-        algorithm, **{**kind, "num_intervals": 6, "momentum": 0.0, **named, **settings}
-    )
+    timeline = {
+        "num_intervals": 6,
+        "num_clients": 3,
+        "momentum": 0.0,
+        "schedule__kind": "case3",
+        "schedule__tau": (),
+        "schedule__interval_seconds": 1.0,
+        "timeline__framework": "fedbuff",
+        "timeline__buffer": 3,
+        "timeline__local_iterations": 2,
+        "timeline__speed": "constant(1);constant(1.3);constant(0.3)",
+    }
+    return config_of(algorithm, **timeline | settings)
 
 
 def local_loss(params, x, y):
@@ -217,7 +207,7 @@ def in_order_of_delivery(config, centre):
     ("algorithm", "centre", "settings"),
     [
         ("fedbuff", np.mean, {}),
-        ("fedbuff", np.mean, {"devices": 2}),
+        pytest.param("fedbuff", np.mean, {"devices": 2}, marks=pytest.mark.slow),
         ("median", np.median, {"mapping": "vmap"}),
     ],
 )
@@ -232,15 +222,11 @@ def test_a_second_task_in_a_buffer_follows_the_first(algorithm, centre, settings
         assert equal(of_client(result, place), params | local, 1e-6)
 
 
-def test_waves_of_lanes_and_of_runs_without_any():
+def test_who_delivers_twice_trains_in_waves():
     """Without local layers, or where no client delivers twice, nothing is new."""
     assert prepare.prepare(buffered()).waves == 3
     assert prepare.prepare(buffered(model__local="")).waves == 1
     assert prepare.prepare(buffered(timeline__buffer=1)).waves == 1
-    table = tsfl_jax.sweep(buffered(), {"seed": [0, 1]})
-    single = tsfl_jax.simulate(buffered(seed=1))
-    found = table.history["test_loss"][1]
-    np.testing.assert_array_equal(found, single.history["test_loss"])
 
 
 class Normalized(nn.Module):
@@ -254,9 +240,7 @@ class Normalized(nn.Module):
 
 
 def test_fedbn_keeps_parameters_and_statistics_of_normalization():
-    hidden = tsfl_jax.Config().model.hidden
-    given = {"model__hidden": hidden, "model__local": "BatchNorm", "batch_size": 8}
-    config = config_of("dms", **given)
+    config = config_of("dms", hidden=None, model__local="BatchNorm", batch_size=8)
     found = tsfl_jax.simulate(config, model=Normalized())
     names = {"bias", "mean", "scale", "var"}
     assert {n.rsplit("/")[-1] for n in found.own if n != "client"} == names
@@ -307,13 +291,12 @@ def test_a_period_by_runs_of_the_clients():
             mean = np.tensordot(sizes, values, 1)
             np.testing.assert_allclose(named_arrays(half.params)[name], mean, atol=1e-6)
     # Between uploads the global head stays as it was.
-    five = tsfl_jax.simulate(periodic(3, **settings, num_intervals=5))
+    four = tsfl_jax.simulate(periodic(3, **settings, num_intervals=4))
     head = f"params/{HEAD}/kernel"
-    assert (named_arrays(five.params)[head] == named_arrays(half.params)[head]).all()
+    assert (named_arrays(four.params)[head] == named_arrays(half.params)[head]).all()
     assert (named_arrays(found.params)[head] != named_arrays(half.params)[head]).any()
     # All begin interval 3 from that mean, so heads after it are near each other.
-    four = tsfl_jax.simulate(periodic(3, **settings, num_intervals=4))
-    spread = [np.ptp(r.own[head], axis=0).max() for r in (half, four)]
+    spread = [np.ptp(result.own[head], axis=0).max() for result in (half, four)]
     assert spread[1] < 0.7 * spread[0]
 
 
@@ -325,25 +308,10 @@ def test_bytes_of_a_period():
     # Six intervals of four clients; the head goes up in two of them, down in one.
     expected = 4 * 4 * (6 * 2 * shallow + (2 + 1) * deep)
     assert found.summary["bytes_moved"] == expected
-    swept = tsfl_jax.sweep(periodic(3), {"seed": [0, 1]})
-    assert [row["bytes_moved"] for row in swept.rows] == [expected] * 2
 
 
 def test_a_period_needs_clients_in_step():
-    config = periodic(2, schedule__kind="case3", schedule__tau=())
-    config.timeline.framework = "afl"
+    changes = {"schedule.kind": "case3", "schedule.tau": ()}
+    config = replace(periodic(2), changes | {"timeline.framework": "afl"})
     with pytest.raises(UserError, match="clients are in step; with .*framework=afl"):
         tsfl_jax.simulate(config)
-    with pytest.raises(UserError, match="local_period=2: would be ignored"):
-        tsfl_jax.simulate(periodic(2, model__local=""))
-
-
-def test_lanes_and_devices_of_a_period():
-    config = periodic(2, cohort__size=2, num_clients=5, schedule__tau=(2,))
-    whole = tsfl_jax.simulate(config)
-    swept = tsfl_jax.sweep(config, {"seed": [0, 1]})
-    accuracy = whole.history["test_accuracy"]
-    np.testing.assert_allclose(swept.history["test_accuracy"][0], accuracy, atol=1e-6)
-    config.devices = 2
-    twice = tsfl_jax.simulate(config)
-    assert equal(named_arrays(twice.params), named_arrays(whole.params), atol=0)

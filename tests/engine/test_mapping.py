@@ -1,0 +1,301 @@
+"""Clients over devices and in groups, and those that are left untrained.
+
+That several devices give the bits of one: `test_same_bits`.
+"""
+
+import os
+import types
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+import tsfl_jax
+from tests import problems
+from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU
+from tests.problems import small
+from tsfl_jax.engine import client, devices, mapping
+from tsfl_jax.engine.program_spec import ProgramSpec
+from tsfl_jax.experiment import backend, identity, prepare, runner
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.types import UserError
+
+
+def test_clients_are_assigned_back_and_forth_by_work():
+    # In order of work: 2, 0, 3, 1, 4. Device 0 gets 2, 1, 4 and device 1 gets 0, 3.
+    slots = devices.assign(np.array([[7, 3, 9, 5, 1]]), 2)
+    assert slots.tolist() == [[2, 1, 4, 0, 3, 5]]  # 5 = N marks the empty place
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.integers(1, 8))
+def test_each_client_is_assigned_once_and_evenly(work, num_devices):
+    work = np.array([work])
+    slots = devices.assign(work, num_devices)[0]
+    assert sorted(s for s in slots if s < work.size) == list(range(work.size))
+    padded = np.append(work[0], 0)
+    loads = padded[slots.reshape(num_devices, -1)].sum(axis=1)
+    assert loads.max() - loads.min() <= work.max()
+
+
+def test_devices_wait_for_each_other_unless_set_otherwise(monkeypatch):
+    stuck, end = (
+        f"--xla_cpu_collective_call_{name}_timeout_seconds"
+        for name in ("warn_stuck", "terminate")
+    )
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to=x {end}=9")
+    devices.start(0)
+    devices.start(0)
+    assert os.environ["XLA_FLAGS"] == f"--xla_dump_to=x {end}=9 {stuck}=604800"
+
+
+def test_the_number_of_devices_in_xla_s_flags_is_kept(monkeypatch):
+    asked = []
+    config = types.SimpleNamespace(
+        jax_num_cpu_devices=-1, update=lambda *given: asked.append(given)
+    )
+    monkeypatch.setattr(devices, "jax", types.SimpleNamespace(config=config))
+    for flags, updates in (("--xla_force_host_platform_device_count=3", 0), ("", 1)):
+        asked.clear()
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        devices.start(0)
+        assert len(asked) == updates
+
+
+def test_numbers_of_64_bits_are_refused():
+    with jax.enable_x64(True), pytest.raises(UserError, match="JAX is set to 64 bits"):
+        tsfl_jax.simulate(small())
+
+
+def test_never_more_devices_than_clients():
+    assert backend.start_jax(small(num_clients=2, devices=4)).size == 2
+
+
+GRADIENTS = AGGREGATORS["fedavg"]._replace(uses_gradients=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "aggregator", "expected"),
+    [
+        ({"algorithm": "dms"}, None, False),
+        ({"algorithm": "fedavg", "mapping": "vmap"}, None, True),
+        ({"algorithm": "bound_optimal"}, None, True),
+        ({"algorithm": "fedavg"}, GRADIENTS, True),
+        ({"algorithm": "bound_optimal"}, AGGREGATORS["fedavg"], False),
+    ],
+)
+def test_whose_last_bits_depend_on_the_number_of_devices(changes, aggregator, expected):
+    prepared = prepare.prepare(small(**changes), aggregator=aggregator)
+    assert identity.depends_on_devices(prepared) is expected
+
+
+@pytest.mark.slow
+def test_no_operation_is_split_over_a_pool_of_threads():
+    """Clients use all cores already."""
+    config = tsfl_jax.Config(algorithm="fedavg", num_intervals=2, num_clients=2)
+    config.model.hidden, config.schedule.data_size = 1500, 64
+    made = runner.build(config)
+    arguments = made.program.arguments(made.arrays, made.arrays.start, 0)
+    lowered = made.program.lower(*arguments)
+    options = devices.compiler_options(made.program.mesh)
+    split = '"outer_dimension_partitions":["'
+    assert split in lowered.compile().as_text()
+    assert split not in lowered.compile(options).as_text()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(1, 8))
+def test_a_group_is_on_one_device_whole_and_does_not_depend_on_their_number(
+    number, present, num_devices
+):
+    work = np.zeros((1, number), int)
+    work[0, :present] = 5
+    present = min(present, number)
+    size = int(devices.group_size(present))
+    assert size == 1 if present <= 64 else present / size >= 32
+    slots = devices.assign(work, num_devices)[0].reshape(num_devices, -1)
+    assert sorted(s for s in slots.flat if s < number) == list(range(number))
+    for own in slots:
+        for place in range(0, len(own), size):
+            (group,) = np.unique(own[place : place + size] // size)[:1]
+            real = [s for s in own[place : place + size] if s < number]
+            wanted = range(group * size, min((group + 1) * size, number))
+            assert not real or real == list(wanted)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_side_by_side_no_entry_is_empty_but_to_fill_up(num_devices):
+    """One entry more than a block has room for would be trained as another block."""
+    for number in (64, 65, 100, 1000):
+        slots = devices.assign(np.ones((1, number), int), num_devices, grouped=False)
+        assert slots.shape[1] == num_devices * -(-number // num_devices)
+    assert devices.assign(np.ones((1, 1000), int), 1).shape == (1, 1000)
+
+
+def weighted(tau, rho, updates, visited=None):
+    """Σ ρ_i u_i of clients one after another, on one device."""
+    number = len(tau)
+    ids, one = jnp.arange(number), jnp.ones(number, jnp.int32)
+    clients = problems.members(ids, jnp.asarray(tau), one, one[:, None])
+    start = {"w": jnp.zeros(updates.shape[1])}
+
+    def train(c, limit):
+        del limit
+        if visited is not None:
+            jax.debug.callback(lambda i: visited.append(int(i)), c.id)
+        result = client.LocalResult(jnp.float32(1), jnp.int32(1), jnp.bool_(True))
+        return mapping.Trained({"w": updates[c.id]}, result)
+
+    spec = ProgramSpec(batch_size=1, passes=1)
+    assigned = jnp.asarray(devices.assign(np.array([tau]), 1)[0])
+
+    @jax.jit
+    def run(rho):
+        on_device = mapping.device_clients(spec, clients, assigned, rho)
+        return mapping.weighted_updates(train, on_device, start, spec)
+
+    found = run(jnp.asarray(rho, jnp.float32))
+    jax.effects_barrier()
+    return found
+
+
+@pytest.mark.parametrize("number", [3, 64, 65, 500])
+def test_the_sum_is_that_of_float64(number):
+    rng = np.random.default_rng(number)
+    updates = rng.normal(size=(number, 7)).astype(np.float32)
+    rho = rng.uniform(size=number).astype(np.float32) / number
+    found, _ = weighted(np.ones(number, int), rho, jnp.asarray(updates))
+    wanted = rho.astype(float) @ updates.astype(float)
+    scale = rho.astype(float) @ np.abs(updates)
+    assert (np.abs(found.moved["w"] - wanted) < 3e-7 * scale).all()
+
+
+def test_only_clients_that_work_or_count_are_visited():
+    tau, rho = np.zeros(100, int), np.zeros(100)
+    tau[[3, 50, 99]], rho[[3, 50, 7]] = 1, 0.5
+    visited = []
+    updates = jnp.ones((100, 2))
+    found, results = weighted(tau, rho, updates, visited)
+    assert sorted(visited) == [3, 7, 50, 99]
+    assert found.moved["w"].tolist() == [1.5, 1.5]
+    assert float(results.loss.sum()) == 4 and bool(results.finite.all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train_all", [True, False])
+def test_many_clients_have_the_same_bits_on_any_number_of_devices(train_all):
+    shape = {"num_clients": 150, "num_intervals": 2, "batch_size": 2}
+    settings = {"train_all": train_all, "schedule__data_size": 4, "dms__coupling": 0.05}
+    one, two = (
+        tsfl_jax.simulate(small(**shape, **settings, devices=n)) for n in (1, 2)
+    )
+    chex.assert_trees_all_equal(one.params, two.params)
+
+
+# What says how clients were trained; all else must be the same. (The last bit of the
+# entropy, of a sum that XLA orders, is not.)
+OF_TRAINING = {"train_loss", "samples", "weight_entropy"}
+
+
+def both(one, *given, **options):
+    """Two runs, of all clients and of those with weight."""
+    runs = [one(*given, **options, train_all=flag) for flag in (True, False)]
+    for name, value in runs[0][-1].items():
+        if name == "weight_entropy":
+            np.testing.assert_allclose(value, runs[1][-1][name], rtol=1e-6)
+        elif name not in OF_TRAINING:
+            np.testing.assert_array_equal(value, runs[1][-1][name], err_msg=name)
+    chex.assert_trees_all_equal(runs[0][0], runs[1][0])
+    return runs[0][-1], runs[1][-1]
+
+
+def chunk(*given, **options):
+    _, state, history = problems.run(*given, **options)
+    return state.params, history.named()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "block"),
+    [MAPPINGS[0], *(pytest.param(*m, marks=pytest.mark.slow) for m in MAPPINGS[1:])],
+)
+def test_models_are_the_same_and_only_clients_with_weight_are_trained(mapping, block):
+    options = {"mapping": mapping, "block": block}
+    options["hp"] = problems.hparams(smoothness=20.0)  # few clients have weight
+    everyone, some = both(
+        chunk, "dms", DATA, PROBLEM, problems.inputs(TAU, SIZE), **options
+    )
+    weighted = everyone["rho"] != 0
+    assert 0 < weighted.sum() < (TAU > 0).sum()
+    np.testing.assert_array_equal(everyone["samples"], TAU * SIZE)
+    np.testing.assert_array_equal(some["samples"], np.where(weighted, TAU * SIZE, 0))
+    assert np.isfinite(some["train_loss"]).all()
+    # Of one client it is that client's loss, which is not the mean of all.
+    assert (some["train_loss"] != everyone["train_loss"]).any()
+
+
+def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
+    # Its share goes to the others only if its model is lost, which has to be known.
+    clients = problems.members(
+        jnp.arange(3), jnp.array([2, 1, 3]), jnp.full(3, 8), PROBLEM.rows[:3]
+    )
+    spec = ProgramSpec(batch_size=4, passes=3, train_all=False)
+    rho, shares = jnp.array([0.0, 1.0, 0.0]), jnp.array([0.5, 0.5, 0.0])
+    on_device = mapping.device_clients(spec, clients, jnp.arange(3), rho, shares)
+    # In order of work, 2·2 steps of client 0, 1·2 of client 1 and none of client 2.
+    assert on_device.place.tolist() == [0, 1, 2]
+    assert on_device.clients.tau.tolist() == [2, 1, 0]
+    assert on_device.work.tolist() == [4, 2, 0]
+    assert on_device.skipped.tolist() == [False, False, True]
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=9), st.integers(1, 4))
+def test_clients_are_assigned_inside_a_program_as_before_it(work, number):
+    places = -(-len(work) // number)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:number]), (devices.AXIS,))
+    assigned = jax.shard_map(
+        lambda work: devices.assign_again(work, places, devices.AXIS),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(devices.AXIS),
+    )
+    before = devices.assign(np.array([work]), number)[0]
+    np.testing.assert_array_equal(jax.jit(assigned)(jnp.array(work)), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": "scaffold"}, "algorithm=scaffold needs the models of all"),
+        (
+            {"algorithm": "fedavg", "measure_regret": True, "data__validation": 100},
+            "measure_regret=True needs",
+        ),
+    ],
+)
+def test_what_needs_all_models(changes, words):
+    with pytest.raises(UserError, match=words):
+        tsfl_jax.simulate(small(train_all=False, **changes))
+
+
+@pytest.mark.slow
+def test_derivatives_are_those_with_all_clients():
+    config = small(num_intervals=1, train_all=False)
+
+    def loss(share):
+        weights = jnp.array([1.0, 0.0, 0.0, 0.0]).at[1].add(share)
+        rule = tsfl_jax.rule(lambda s: weights, normalize=False)
+        run, given = tsfl_jax.as_function(config, aggregator=rule)
+        return run(*given)[1].test_loss[-1]
+
+    step = 1e-3
+    slope = jax.jvp(loss, (jnp.float32(0),), (jnp.float32(1),))[1]
+    # At 0 ± step all clients have weight in either program.
+    expected = (loss(jnp.float32(step)) - loss(jnp.float32(-step))) / (2 * step)
+    np.testing.assert_allclose(slope, expected, rtol=0.05)

@@ -56,7 +56,7 @@ def test_a_hundred_clients_side_by_side_are_one_block():
     on_device = mapping.device_clients(
         spec, clients, inputs.assigned, jnp.ones(100) / 100
     )
-    assert mapping._in_blocks(on_device, spec.block).index.shape == (1, 100)
+    assert mapping._in_blocks(len(on_device.place), spec.block).shape == (1, 100)
 
 
 def weighted(tau, rho, updates, visited=None):

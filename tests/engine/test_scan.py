@@ -294,6 +294,7 @@ def test_without_a_client_of_negative_weight_the_others_are_scaled(mapping, bloc
         ),
         jnp.arange(number),
         jnp.array([-1.0, 1.0, 1.0, 0.0, 0.0]),
+        jnp.array([-1.0, 1.0, 1.0, 0.0, 0.0]),
         jnp.ones(number, int),
     )
     start = {"w": jnp.zeros(2)}
@@ -307,7 +308,7 @@ def test_without_a_client_of_negative_weight_the_others_are_scaled(mapping, bloc
 
     spec = scan.ProgramSpec(batch_size=4, passes=1, mapping=mapping, block=block)
     weighted, _ = mappings.weighted_updates(train, on_device, start, spec)
-    assert (float(weighted.asked), float(weighted.kept)) == (1, 2)
+    assert (float(weighted.total_rho), float(weighted.kept)) == (1, 2)
     # (1·[1, 3] + 1·[2, 6]) · 1/2
     assert weighted.moved["w"].tolist() == [1.5, 4.5]
 
@@ -332,8 +333,8 @@ def test_a_lost_client_s_share_counts_where_its_weight_is_zero(mapping, block):
         problems.members(jnp.arange(number), ones, SIZE[0], PROBLEM.rows),
         jnp.arange(number),
         jnp.array([0.0, 0.5, 0.0, 0.0, 0.0]),
-        ones,
         jnp.array([0.5, 0.5, 0.0, 0.0, 0.0]),
+        ones,
     )
 
     def train(client, limit):

@@ -291,7 +291,7 @@ def train_and_combine(
             state.uplinks,
         )
         mean = mean_of(parts, params, weighted, received, hparams)
-        others, kept = weighted.others, weighted.kept
+        others, kept = weighted.collections, weighted.kept
         return Arrived(mean, others, state.server, received, weights, kept, results)
     own, results = client_states.stacked_updates(
         train, state.uplinks, on_device, clients, spec
@@ -335,7 +335,7 @@ def mean_of(
 ) -> Params:
     """(Σ ρ) w^t + Σ_i ρ_i (w_i − start_i), or with the rule's `deltas` from w^t."""
     # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
-    total = trees.settled(total_weight(parts.rule, weighted.asked, hparams))
+    total = trees.settled(total_weight(parts.rule, weighted.total_rho, hparams))
     key = received.info.key
     moved = chain.receive(parts.uplinks, weighted.moved, key, hparams)
     return jax.tree.map(lambda w, m: total.astype(w.dtype) * w + m, params, moved)

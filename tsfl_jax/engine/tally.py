@@ -5,7 +5,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from tsfl_jax import trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, exact_sums, mapping
 from tsfl_jax.types import Array
@@ -31,10 +30,9 @@ def count(
     usable = results.finite & worked
     loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
     samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
-    survived = usable if on_device.skipped is None else usable | on_device.skipped
-    own = (
-        trees.scattered(results.samples, on_device.place, number),
-        jnp.sum(~results.finite & worked),
-        survived.sum(),
+    return Tally(
+        loss / exact_sums.scalar(samples, axis),
+        samples=mapping.of_all(results.samples, on_device, number, axis),
+        discarded=devices.total(jnp.sum(~results.finite & worked), axis),
+        survivors=devices.total((usable | on_device.skipped).sum(), axis),
     )
-    return Tally(loss / exact_sums.scalar(samples, axis), *devices.total(own, axis))

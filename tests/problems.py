@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import components
-from tsfl_jax.engine import client, evaluation, optimizers, scan
+from tsfl_jax.engine import client, evaluation, optimizers, program_spec, scan
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS, SECTIONS, base
 from tsfl_jax.timeline.schedule import complete
@@ -193,10 +193,10 @@ def _compiled(model, rule, optimizer, spec):
     return jax.jit(scan.make_run(model, (rule,), optimizer, spec))
 
 
-def _estimates(rule, estimates: bool) -> scan.Estimates:
+def _estimates(rule, estimates: bool) -> program_spec.Estimates:
     """Those of a program of one rule, with constants to be estimated or not."""
     constants = estimates and rule.uses_constants
-    return scan.Estimates((constants,), (rule.uses_gradients,))
+    return program_spec.Estimates((constants,), (rule.uses_gradients,))
 
 
 @functools.cache

@@ -103,7 +103,7 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
 
     weighted = run(rho)
     np.testing.assert_array_equal(weighted.moved["w"], 0)
-    np.testing.assert_allclose(weighted.asked, 1, atol=1e-6)
+    np.testing.assert_allclose(weighted.total_rho, 1, atol=1e-6)
 
 
 DATA = problems.dataset()

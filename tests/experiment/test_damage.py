@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.experiment.test_runner import files, same, small
-from tsfl_jax.engine import scan
+from tsfl_jax.engine import scan, structures
 from tsfl_jax.experiment import checkpoint, runner, summary, sweep_folder
 from tsfl_jax.report import files as report
 from tsfl_jax.types import UserError
@@ -248,7 +248,7 @@ LANES = [
 @pytest.mark.parametrize("damage", LANES)
 def test_damaged_lanes_are_left_out(whole, tmp_path, damage):
     names = {*scan.History._fields, "tau", "virtual_time", "seconds"}
-    names -= {*scan.OPTIONAL}  # only where they were asked for
+    names -= {*structures.OPTIONAL}  # only where they were asked for
     lane = {name: np.ones((T, N)) for name in names}
     path = sweep_folder.path_of(tmp_path, "a")
     path.parent.mkdir()

@@ -6,7 +6,7 @@ import pytest
 
 import tsfl_jax
 from tests.experiment.test_runner import files, same, small
-from tsfl_jax.engine import scan
+from tsfl_jax.engine import scan, structures
 from tsfl_jax.experiment import (
     backend,
     call_length,
@@ -72,7 +72,7 @@ def test_saving_takes_its_share_of_the_time(exp, whole, tmp_path, monkeypatch):
 
 def test_rows_are_plain_numbers(exp, whole):
     """So that each one is encoded at once: for short intervals that takes a while."""
-    always = [n for n in scan.History._fields if n not in scan.OPTIONAL]
+    always = [n for n in scan.History._fields if n not in structures.OPTIONAL]
     history = scan.History(**{n: np.full((T, 4), np.nan, np.float32) for n in always})
     history = jax.tree.map(lambda a: a[:, 0], history)
     found = summary.rows_of(exp.prepared, history)

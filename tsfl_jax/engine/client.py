@@ -192,13 +192,10 @@ def pass_order(
 def _draw_pass(
     key: PRNGKey, client: Client, number: Int[Array, ""] | int, batch_size: int
 ) -> Int[Array, "b B"]:
-    """The mini-batches of one pass in random order; the first ⌈|D_i|/B⌉ are used.
-
-    A short last batch is filled up with the first samples of the pass: real rows keep
-    every activation finite.
-    """
+    """The mini-batches of one pass in random order; the first ⌈|D_i|/B⌉ are used."""
     order = pass_order(key, client, number)
     batches = -(-client.row.shape[0] // batch_size)
+    # The first samples fill up a short last batch: real rows keep activations finite.
     places = jnp.arange(batches * batch_size) % client.size
     return client.row[order[places]].reshape(batches, batch_size)
 
@@ -260,11 +257,9 @@ def _step(
     return _Carry(stepped.variables, stepped.optimizer, loss, samples)
 
 
-def _begun(optimizer: optax.GradientTransformation, start: Start) -> _Carry:
-    """A client before its first step, with random keys of its own.
-
-    Those in a user's optimizer and collections are the same for all clients.
-    """
+def _first_carry(optimizer: optax.GradientTransformation, start: Start) -> _Carry:
+    """A client before its first step, with random keys of its own."""
+    # Those in a user's optimizer and collections are the same for all clients.
     state = optimizer.init(start.variables["params"])
     state = trees.folded(state, rng.fold(start.key, "optimizer keys"))
     variables = trees.folded(start.variables, rng.fold(start.key, "collection keys"))
@@ -318,7 +313,7 @@ def train(
         # `where`, never α·update: a NaN in the frozen branch must not leak.
         return new if spec.even else optax.tree.where(k < work, new, carry)
 
-    carry = _begun(optimizer, start)
+    carry = _first_carry(optimizer, start)
     if limit is None:  # only the passes that this client makes are drawn
         carry = lax.fori_loop(0, -(-work // batches), one_pass, carry)
     else:

@@ -31,12 +31,11 @@ from tsfl_jax.engine import (
     from_updates,
     mapping,
     optimizers,
-    personal,
 )
 from tsfl_jax.engine.estimates import estimate
+from tsfl_jax.engine.mapping import Tally, count
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.engine.structures import History, Inputs, Problem, State
-from tsfl_jax.engine.tally import Tally, count
 from tsfl_jax.models.losses import all_finite, weight_entropy
 from tsfl_jax.rules.base import (
     Aggregator,
@@ -392,7 +391,7 @@ def evaluate_if_due(
     def test(params: Params, states: Any) -> evaluation.Scores:
         if scored is None:
             return score(params)
-        return personal.evaluate(
+        return evaluation.evaluate_personal(
             parts, params, states, problem.client, scored, hparams, score
         )
 

@@ -104,11 +104,7 @@ TrainOne = Callable[[Client, Array | int | None], Trained]
 
 
 def _terms(client: Trained, weight: Float[Array, ""]) -> Any:
-    """One client's terms in float32, 0 where its model is not finite.
-
-    ρ_i (w_i − start_i) of the parameters, and v_i w_i of the values of other
-    collections with v_i = max(ρ_i, 0).
-    """
+    """ρ_i (w_i − start_i), and max(ρ_i, 0) w_i of other collections; 0: not finite."""
     moved, collections = trees.parted(client.update)
     finite = client.result.finite
 
@@ -135,7 +131,7 @@ def _no_terms(template: Params) -> Any:
     return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), leaves)
 
 
-# (entry, limit of `client.train`) -> what came out
+# (entry, limit of `client.train`) -> what came out; for `_by_block`, terms and a result
 _TrainEntry = Callable[[Array, Array | int | None], Any]
 
 
@@ -152,10 +148,7 @@ def _by_block(
     add: Callable[[Any, Any], Any],
     total: Any,
 ) -> tuple[Any, Any]:
-    """(what `add` made of `total` and each block's terms, all results ``[K]``).
-
-    `train` gives terms and a result of an entry.
-    """
+    """`total` with the terms of all blocks added, and all results ``[K]``."""
     entries = len(on_device.place)
     blocks = _in_blocks(entries, spec.block)
     limits = jnp.where(blocks < entries, on_device.work[blocks], 0).max(axis=1)
@@ -163,8 +156,9 @@ def _by_block(
     longest = spec.longest if len(blocks) == 1 else None
 
     def one_block(total: Any, item: tuple[Array, Array]) -> tuple[Any, Any]:
-        limit = item[1] if longest is None else longest
-        terms, results = jax.vmap(lambda index: train(index, limit))(item[0])
+        index, limit = item
+        limit = longest or limit
+        terms, results = jax.vmap(lambda entry: train(entry, limit))(index)
         return add(total, terms), results
 
     total, results = lax.scan(one_block, total, (blocks, limits))
@@ -250,6 +244,34 @@ def losses_of(
     return jnp.where(received.present, loss / jnp.maximum(samples, 1), jnp.nan)
 
 
+class Tally(NamedTuple):
+    """The work of an interval over all devices."""
+
+    loss: Float[Array, ""]  # mean sample loss of the clients with finite models
+    samples: Int[Array, "N"]  # samples trained on
+    discarded: Int[Array, ""]  # clients that worked and whose model was not finite
+    survivors: Int[Array, ""]  # with a finite model, or not trained for lack of weight
+
+
+def count(
+    results: LocalResult,
+    on_device: DeviceClients,
+    number: int,
+    axis: str | None,
+) -> Tally:
+    """Sum over the clients of all devices; N = `number`."""
+    worked = on_device.clients.tau > 0
+    usable = results.finite & worked
+    loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
+    samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
+    return Tally(
+        loss / exact_sums.scalar(samples, axis),
+        samples=of_all(results.samples, on_device, number, axis),
+        discarded=devices.total(jnp.sum(~results.finite & worked), axis),
+        survivors=devices.total((usable | on_device.skipped).sum(), axis),
+    )
+
+
 def _in_turn(
     train: _TrainEntry,
     on_device: DeviceClients,
@@ -257,11 +279,9 @@ def _in_turn(
     states: Any,
     total: exact_sums.Sum,
 ) -> tuple[exact_sums.Sum, LocalResult]:
-    """Add the terms of all entries that matter, one after another.
-
-    Those of a group are added up as they are, so that the exact sum, which costs as
-    much as a few mini-batch steps of a small network, is paid once for a group.
-    """
+    """Add the terms of all entries that matter, one after another."""
+    # Those of a group are added up as they are: an exact sum costs as much as a few
+    # mini-batch steps of a small network.
     rho, entries = on_device.rho, len(on_device.place)
     active = _counts(rho, on_device.shares) | (on_device.work > 0)
     active = active.astype(jnp.int32)
@@ -360,7 +380,7 @@ def _summed(
         total, results = _in_turn(train, on_device, template, states, total)
     else:
         total, results = _side_by_side(train, on_device, spec, total)
-    return _finished(total, results.finite, on_device, template, spec.axis), results
+    return _renormalized(total, results.finite, on_device, template, spec.axis), results
 
 
 def weighted_stack(
@@ -385,7 +405,7 @@ def weighted_stack(
     return _summed(read, on_device, template, results.uplinks, spec)[0]
 
 
-def _finished(
+def _renormalized(
     total: exact_sums.Sum,
     finite: Bool[Array, "K"],
     on_device: DeviceClients,
@@ -416,15 +436,17 @@ def _finished(
     moved, mean = lax.optimization_barrier(
         (sums[:number] * scale, sums[number:] / jnp.where(positive > 0, positive, 1.0))
     )
-    means = trees.with_values(collections, _like(trees.values(collections), mean))
+    means = trees.with_values(
+        collections, _in_shape_of(trees.values(collections), mean)
+    )
     collections = optax.tree.where(positive > 0, means, collections)
-    return Weighted(_like(params, moved), kept, total_rho, collections)
+    return Weighted(_in_shape_of(params, moved), kept, total_rho, collections)
 
 
-def _like(template: Params, whole: Float[Array, "m"]) -> Params:
+def _in_shape_of(template: Params, vector: Float[Array, "m"]) -> Params:
     """The numbers of a vector in the shapes and dtypes of a tree's leaves."""
-    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, whole.dtype), template)
-    leaves = ravel_pytree(zeros)[1](whole)
+    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, vector.dtype), template)
+    leaves = ravel_pytree(zeros)[1](jnp.asarray(vector))
     return jax.tree.map(lambda new, w: new.astype(w.dtype), leaves, template)
 
 

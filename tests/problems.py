@@ -13,7 +13,7 @@ import numpy as np
 
 import tsfl_jax
 from tsfl_jax import components, config
-from tsfl_jax.engine import client, evaluation, optimizers, scan
+from tsfl_jax.engine import client, evaluation, optimizers, program_spec, scan
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS, SECTIONS, base
 from tsfl_jax.timeline.schedule import complete
@@ -282,10 +282,10 @@ def _compiled(model, rule, optimizer, spec):
     return jax.jit(scan.make_run(model, (rule,), optimizer, spec))
 
 
-def _estimates(rule, estimates: bool) -> scan.Estimates:
+def _estimates(rule, estimates: bool) -> program_spec.Estimates:
     """Those of a program of one rule, with constants to be estimated or not."""
     constants = estimates and rule.mixing.uses_constants
-    return scan.Estimates((constants,), (rule.mixing.uses_gradients,))
+    return program_spec.Estimates((constants,), (rule.mixing.uses_gradients,))
 
 
 @functools.cache

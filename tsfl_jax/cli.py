@@ -13,7 +13,7 @@ import jax
 
 from tsfl_jax import command, config_files, interrupts
 from tsfl_jax.config import SETTINGS, Config, flat, replace, value
-from tsfl_jax.engine import devices, processes
+from tsfl_jax.engine import devices
 from tsfl_jax.experiment import (
     backend,
     explain,
@@ -161,7 +161,7 @@ def _join(flags: Flags, config: Config) -> None:
     progress.log(sys.stderr, "waiting for the other processes …")
     settings = flat(report.plain(dataclasses.asdict(config)))
     address, timeout = flags.coordinator, flags.join_timeout
-    processes.join(address, flags.processes, flags.process, settings, timeout)
+    devices.join(address, flags.processes, flags.process, settings, timeout)
 
 
 def _label(flags: Flags, config: Config) -> str:

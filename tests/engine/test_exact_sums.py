@@ -98,12 +98,12 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
     @jax.jit
     def run(rho):
         spec = ProgramSpec(batch_size=1, passes=1)
-        on_device = mapping.DeviceClients(clients, ids, rho, one)
+        on_device = mapping.DeviceClients(clients, ids, rho, rho, one)
         return mapping.weighted_updates(train, on_device, params, spec)[0]
 
     weighted = run(rho)
     np.testing.assert_array_equal(weighted.moved["w"], 0)
-    np.testing.assert_allclose(weighted.asked, 1, atol=1e-6)
+    np.testing.assert_allclose(weighted.total_rho, 1, atol=1e-6)
 
 
 DATA = problems.dataset()

@@ -12,7 +12,7 @@ from tests.engine.test_scan import DATA, PROBLEM
 from tests.problems import small
 from tsfl_jax import config
 from tsfl_jax.data import validation
-from tsfl_jax.engine import evaluation, from_updates, optimizers, scan
+from tsfl_jax.engine import evaluation, from_updates, optimizers, structures
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.experiment import lanes, prepare, program
 from tsfl_jax.rules import AGGREGATORS
@@ -187,7 +187,7 @@ def test_measuring_changes_no_result(name):
     for key, value in without.history.items():
         np.testing.assert_array_equal(with_it.history[key], value, err_msg=key)
     chex.assert_trees_all_equal(with_it.params, without.params)
-    assert set(with_it.history) - set(without.history) == {*scan.REGRET}
+    assert set(with_it.history) - set(without.history) == {*structures.REGRET}
     # Without weights on the simplex there is no gap, but there are slopes.
     assert np.isfinite(with_it.history["gap"]).all() == (name == "fedavg")
     assert np.isfinite(with_it.history["slope"]).all()

@@ -15,7 +15,7 @@ import pytest
 
 import tsfl_jax
 from tests import problems
-from tsfl_jax.engine import scan
+from tsfl_jax.engine import scan, structures
 from tsfl_jax.experiment import backend, grid, lanes, sweeps
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.report.statistics import confidence_interval
@@ -127,7 +127,7 @@ def test_a_history_has_what_all_runs_measure(tmp_path):
     config = grid.changed(small(algorithm="fedavg"), {"data.validation": 20})
     swept = {"measure_regret": [True, False]}
     result = tsfl_jax.sweep(config, swept, workdir=tmp_path)
-    assert not {*result.history} & {*scan.REGRET}
+    assert not {*result.history} & {*structures.REGRET}
     assert np.isfinite(result.rows[0]["mean_regret"])
     assert "mean_regret" not in result.rows[1]
     stream = io.StringIO()

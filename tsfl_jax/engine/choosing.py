@@ -21,12 +21,18 @@ from tsfl_jax.types import Params, PRNGKey
 
 
 def choose(
-    parts: Parts, state: State, key: PRNGKey, problem: Problem, inputs: Inputs
+    parts: Parts,
+    choice: feedback.Choice,
+    state: State,
+    key: PRNGKey,
+    problem: Problem,
+    inputs: Inputs,
 ) -> tuple[State, Inputs, Int[Array, "K"]]:
     """Choose K of the candidates of an interval.
 
     Args:
-      parts: network and spec, with a `choice`.
+      parts: network and spec.
+      choice: how K are chosen.
       state: w^t, and what is known of the clients.
       key: of the run.
       problem: samples and index table.
@@ -36,40 +42,36 @@ def choose(
       The state with what those chosen let be heard, the inputs of K clients, and their
       places among the candidates, ascending.
     """
-    choice = parts.spec.choice
-    assert choice is not None, "else there is nothing to choose"
     clients = participants(problem, inputs)
     clients = renewed(problem, key, inputs.interval, clients)
     if choice.sampler == "power_of_choice":
         loss, _ = losses(parts, state.params, problem.samples, clients)
         chosen = feedback.power_of_choice(loss, choice.size)
-        return state, _of(parts.spec, inputs, chosen), chosen
-    assert inputs.lots is not None and state.feedback is not None
-    number, place = inputs.interval + 1, clients.place
-    known = trees.take(state.feedback, place)
-    given = known, clients.size, inputs.lots, number
-    chosen = feedback.oort(*given, choice.size)
-    taken, own = _of(parts.spec, inputs, chosen), trees.take(clients, chosen)
-    _, square = losses(parts, state.params, problem.samples, own)
-    utility = own.size * jnp.sqrt(square)
+        chosen_clients = trees.take(clients, chosen)
+        return state, _inputs_of(parts.spec, inputs, chosen, chosen_clients), chosen
+    number, reports = inputs.interval + 1, trees.take(state.feedback, clients.place)
+    chosen = feedback.oort(reports, clients.size, inputs.lots, number, choice.size)
+    clients = trees.take(clients, chosen)
+    inputs = _inputs_of(parts.spec, inputs, chosen, clients)
+    _, square = losses(parts, state.params, problem.samples, clients)
+    utility = clients.size * jnp.sqrt(square)
     utility = jnp.where(jnp.isfinite(utility), utility, 0.0)
     # Nothing is heard of a client whose upload is lost, nor in intervals that fill up.
-    heard = jnp.where(claimed(taken) > 0, own.place, len(state.feedback.last))
-    news = feedback.Known(utility, jnp.broadcast_to(number, heard.shape))
-    found = trees.put(state.feedback, heard, news)
-    return state._replace(feedback=found), taken, chosen
+    heard = jnp.where(claimed(inputs) > 0, clients.place, len(state.feedback.last))
+    reports = feedback.Known(utility, jnp.broadcast_to(number, heard.shape))
+    reports = trees.put(state.feedback, heard, reports)
+    return state._replace(feedback=reports), inputs, chosen
 
 
-def _of(spec: ProgramSpec, inputs: Inputs, chosen: Int[Array, "K"]) -> Inputs:
-    """The inputs of those chosen, assigned to the devices as K clients are."""
+def _inputs_of(
+    spec: ProgramSpec, inputs: Inputs, chosen: Int[Array, "K"], clients: local.Client
+) -> Inputs:
+    """The inputs of the clients chosen, assigned to the devices as K clients are."""
     names = ("tau", "size", "reported", "client", "share")
     slots = {n: jnp.asarray(getattr(inputs, n))[chosen] for n in names}
     task, snapshot, lag = (jnp.asarray(a)[chosen] for a in inputs.delivery[:3])
     delivery = inputs.delivery._replace(task=task, snapshot=snapshot, lag=lag)
-    work = slots["tau"] * local.steps_per_iteration(
-        slots["size"], spec.batch_size, spec.iteration
-    )
-    grouped = spec.mapping == "sequential"
+    work, grouped = local.mini_batch_steps(spec, clients), spec.mapping == "sequential"
     places = devices.places(len(chosen), devices.count(spec.axis), grouped=grouped)
     assigned = devices.assign_again(work, places, spec.axis, grouped=grouped)
     return inputs._replace(assigned=assigned, delivery=delivery, lots=None, **slots)
@@ -91,26 +93,18 @@ def losses(
     """
     spec, model = parts.spec, parts.model
     params, samples = jax.tree.map(lax.stop_gradient, (params, samples))
-    number, batch = clients.tau.shape[0], jnp.arange(spec.batch_size)
+    batch = jnp.arange(spec.batch_size)
 
     def one(client: local.Client) -> Float[Array, "2"]:
         def add(b: Array, sums: Array) -> Array:
             place = b * spec.batch_size + batch
-            there = place < client.size
-            rows = client.row[jnp.where(there, place, 0)]
+            is_sample = place < client.size
+            rows = client.row[jnp.where(is_sample, place, 0)]
             outputs = model.predict(params, local.scaled(samples, samples.x[rows]))
-            loss = jnp.where(there, model.loss(outputs, samples.y[rows]), 0.0)
+            loss = jnp.where(is_sample, model.loss(outputs, samples.y[rows]), 0.0)
             return sums + jnp.stack([loss.sum(), jnp.square(loss).sum()])
 
         batches = -(-client.size // spec.batch_size)
         return lax.fori_loop(0, batches, add, jnp.zeros(2)) / client.size
 
-    own = devices.own_share(number, spec.axis)
-    width = min(spec.width, number)
-    found = lax.map(
-        one,
-        trees.take(clients, own % number),
-        batch_size=width if width > 1 else None,
-    )
-    found = trees.scattered(found, own, number)  # those beyond the last are left out
-    return tuple(devices.total(found, spec.axis).T)
+    return tuple(devices.shared_map(one, clients, spec.axis, spec.width).T)

@@ -18,11 +18,11 @@ from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import hooks, optimizers
-from tsfl_jax.engine.program_spec import Parts
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
 from tsfl_jax.types import Array as AnyArray
-from tsfl_jax.types import HParams, Params, PRNGKey, Scalar, user_code
+from tsfl_jax.types import HParams, Params, PRNGKey, user_code
 
 
 class Samples(NamedTuple):
@@ -137,6 +137,12 @@ def steps_per_iteration(size: Any, batch_size: int, iteration: str) -> Any:
     return -(-size // batch_size) if iteration == "pass" else size * 0 + 1
 
 
+def mini_batch_steps(spec: ProgramSpec, clients: Client) -> Int[Array, "..."]:
+    """Steps of one client, or of all along a leading axis, in an interval."""
+    per_iteration = steps_per_iteration(clients.size, spec.batch_size, spec.iteration)
+    return clients.tau * per_iteration
+
+
 def most_passes(
     tau: Int[np.ndarray, "T N"],
     size: Int[np.ndarray, "T N"],
@@ -154,19 +160,18 @@ _FEW = 128  # XLA's CPU backend sorts so few slower than it compares all pairs
 
 def _argsort(scores: Float[Array, "D"]) -> Int[Array, "D"]:
     """Indices in order of the scores; equal ones keep theirs."""
-    number = scores.shape[0]
 
     def sort(scores: Float[Array, "D"]) -> Int[Array, "D"]:
         return jnp.argsort(scores).astype(jnp.int32)
 
     def count(scores: Float[Array, "D"]) -> Int[Array, "D"]:
-        index = jnp.arange(number, dtype=jnp.int32)
+        index = jnp.arange(len(scores), dtype=jnp.int32)
         before = scores[:, None] < scores[None]
         before |= (scores[:, None] == scores[None]) & (index[:, None] < index[None])
         ranks = before.sum(axis=0, dtype=jnp.int32)
         return jnp.zeros_like(index).at[ranks].set(index, unique_indices=True)
 
-    if number > _FEW:
+    if len(scores) > _FEW:
         return sort(scores)
     return lax.platform_dependent(scores, cpu=count, default=sort)
 
@@ -181,20 +186,16 @@ def pass_order(
     """
     capacity = client.row.shape[0]
     scores = jax.random.uniform(jax.random.fold_in(key, number), (capacity,))
-    held = jnp.arange(capacity) < client.size
-    return _argsort(jnp.where(held, scores, 2.0))
+    return _argsort(jnp.where(jnp.arange(capacity) < client.size, scores, 2.0))
 
 
 def _draw_pass(
     key: PRNGKey, client: Client, number: Int[Array, ""] | int, batch_size: int
 ) -> Int[Array, "b B"]:
-    """The mini-batches of one pass in random order; the first ⌈|D_i|/B⌉ are used.
-
-    A short last batch is filled up with the first samples of the pass: real rows keep
-    every activation finite.
-    """
+    """The mini-batches of one pass in random order; the first ⌈|D_i|/B⌉ are used."""
     order = pass_order(key, client, number)
     batches = -(-client.row.shape[0] // batch_size)
+    # The first samples fill up a short last batch: real rows keep activations finite.
     places = jnp.arange(batches * batch_size) % client.size
     return client.row[order[places]].reshape(batches, batch_size)
 
@@ -208,31 +209,6 @@ class _Carry(NamedTuple):
     samples: Int[Array, ""]
 
 
-def _found(
-    model: Model, start: Start, mu: Scalar | None, variables: Params, batch: Batch
-) -> hooks.Found:
-    """∇F_i + μ(w − w^t), plus the rule's gradient correction, if any."""
-    (_, (changed, loss)), gradient = batch_gradient(model, variables, batch)
-    params, anchor = variables["params"], start.variables["params"]
-    if mu is not None:
-        gradient = jax.tree.map(
-            lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor
-        )
-    if start.gradient_correction is not None:
-        gradient = optax.tree.add(gradient, start.gradient_correction)
-    return hooks.Found(gradient, changed, loss)
-
-
-def _applied(
-    optimizer: optax.GradientTransformation, carry: _Carry, found: hooks.Found
-) -> hooks.Stepped:
-    """The optimizer's step from where the client stands."""
-    params = carry.variables["params"]
-    updates, state = optimizer.update(found.gradient, carry.optimizer, params)
-    changed = {**found.variables, "params": optax.apply_updates(params, updates)}
-    return hooks.Stepped(changed, state, found.loss)
-
-
 def _step(
     parts: Parts,
     optimizer: optax.GradientTransformation,
@@ -242,45 +218,48 @@ def _step(
     batch: Batch,
     k: Int[Array, ""] | int,
 ) -> _Carry:
-    """Step k of a client: of SGD, or of the user's own kind."""
-    model, variables = parts.model, carry.variables
-    mu = hparams.mu if parts.spec.proximal else None
+    """Step k of a client, with the user's augmentation and kind of step if any."""
+    variables, anchor = carry.variables, start.variables["params"]
+    if parts.hooks.augment:
+        key = jax.random.fold_in(rng.fold(start.key, "augmentation"), k)
+        x, y = parts.hooks.augment(key, batch.x, batch.y)
+        batch = batch._replace(x=x, y=y)
 
-    def gradient(params: Params) -> hooks.Found:
+    def gradient(params: Params) -> hooks.BatchGradient:
         at = {**variables, "params": params}
-        return _found(model, start, mu, at, batch)
+        (_, (changed, loss)), gradient = batch_gradient(parts.model, at, batch)
+        if parts.spec.proximal:
+            gradient = jax.tree.map(
+                lambda g, w, w0: g + hparams.mu * (w - w0), gradient, params, anchor
+            )
+        if jax.tree.leaves(start.gradient_correction):
+            gradient = optax.tree.add(gradient, start.gradient_correction)
+        return hooks.BatchGradient(gradient, changed, loss)
 
-    def apply(found: hooks.Found) -> hooks.Stepped:
-        return _applied(optimizer, carry, found)
+    def apply(at_batch: hooks.BatchGradient) -> hooks.Stepped:
+        gradient, changed, loss = at_batch
+        params = variables["params"]
+        updates, state = optimizer.update(gradient, carry.optimizer, params)
+        changed = {**changed, "params": optax.apply_updates(params, updates)}
+        return hooks.Stepped(changed, state, loss)
 
-    if parts.hooks.client_step is None:
-        made = apply(gradient(variables["params"]))
-    else:
+    if parts.hooks.client_step:
         key = jax.random.fold_in(rng.fold(start.key, "own step"), k)
-        given = variables, carry.optimizer, batch.x, batch.y, batch.mask, key
-        step = hooks.Step(*given, start.variables, hparams, k, gradient, apply)
+        step = hooks.Step(
+            *(variables, carry.optimizer, batch.x, batch.y, batch.mask, key),
+            *(start.variables, hparams, k, gradient, apply),
+        )
         with user_code("client_step fails", "expected a function of a Step -> Stepped"):
-            made = hooks.Stepped(*parts.hooks.client_step(step))
-    loss, samples = carry.loss + made.loss, carry.samples + batch.mask.sum()
-    return _Carry(made.variables, made.optimizer, loss, samples)
+            stepped = hooks.Stepped(*parts.hooks.client_step(step))
+    else:
+        stepped = apply(gradient(variables["params"]))
+    loss, samples = carry.loss + stepped.loss, carry.samples + batch.mask.sum()
+    return _Carry(stepped.variables, stepped.optimizer, loss, samples)
 
 
-def _augmented(
-    own: hooks.Hooks, key: PRNGKey, k: Int[Array, ""] | int, batch: Batch
-) -> Batch:
-    """The mini-batch of step k, changed by the user's function if there is one."""
-    if own.augment is None:
-        return batch
-    key = jax.random.fold_in(rng.fold(key, "augmentation"), k)
-    x, y = own.augment(key, batch.x, batch.y)
-    return batch._replace(x=x, y=y)
-
-
-def _begun(optimizer: optax.GradientTransformation, start: Start) -> _Carry:
-    """A client before its first step, with random keys of its own.
-
-    Those in a user's optimizer and collections are the same for all clients.
-    """
+def _first_carry(optimizer: optax.GradientTransformation, start: Start) -> _Carry:
+    """A client before its first step, with random keys of its own."""
+    # Those in a user's optimizer and collections are the same for all clients.
     state = optimizer.init(start.variables["params"])
     state = trees.folded(state, rng.fold(start.key, "optimizer keys"))
     variables = trees.folded(start.variables, rng.fold(start.key, "collection keys"))
@@ -311,16 +290,13 @@ def train(
     """
     spec, optimizer = parts.spec, parts.optimizer(hparams)
     optimizer = optimizers.without(optimizer, spec.frozen)
-    work = client.tau * steps_per_iteration(
-        client.size, spec.batch_size, spec.iteration
-    )
+    work = mini_batch_steps(spec, client)
     order_key, dropout_key = rng.keys(start.key, "sample order", "training dropout")
     batches = -(-client.size // spec.batch_size)  # in one pass
 
     def step(k: Any, place: Any, rows: Int[Array, "B"], carry: _Carry) -> _Carry:
         mask = place * spec.batch_size + jnp.arange(spec.batch_size) < client.size
         batch = batch_of(samples, rows, mask, jax.random.fold_in(dropout_key, k))
-        batch = _augmented(parts.hooks, start.key, k, batch)
         return _step(parts, optimizer, start, hparams, carry, batch, k)
 
     def one_pass(number: Int[Array, ""] | int, carry: _Carry) -> _Carry:
@@ -337,7 +313,7 @@ def train(
         # `where`, never α·update: a NaN in the frozen branch must not leak.
         return new if spec.even else optax.tree.where(k < work, new, carry)
 
-    carry = _begun(optimizer, start)
+    carry = _first_carry(optimizer, start)
     if limit is None:  # only the passes that this client makes are drawn
         carry = lax.fori_loop(0, -(-work // batches), one_pass, carry)
     else:

@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from tsfl_jax import trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, mapping
+from tsfl_jax.engine import mapping
 from tsfl_jax.engine.program_spec import ProgramSpec
 from tsfl_jax.types import Params
 
@@ -37,9 +37,8 @@ def kept(
     if not jax.tree.leaves(states):
         return states
     slots, count = clients.tau.shape[0], jax.tree.leaves(states)[0].shape[0]
-    sent = results.uplinks, results.finite.astype(jnp.int32)
-    sent = trees.scattered(sent, on_device.place, slots)
-    new_states, finite = devices.total(sent, spec.axis)
+    entries = results.uplinks, results.finite.astype(jnp.int32)
+    new_states, finite = mapping.of_all(entries, on_device, slots, spec.axis)
     worked = (clients.tau > 0) & (finite > 0)
     return trees.put(states, trees.last_of(clients.place, worked, count), new_states)
 

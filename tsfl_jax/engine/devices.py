@@ -3,11 +3,19 @@
 One mesh with one axis. Every device holds the samples and the global model, trains its
 share of the clients and adds up its part of Σ ρ_i w_i; the sum over devices is a
 `psum`. Several GPUs, several CPU devices and several processes (`jax.distributed`) run
-the same code.
+the same code. Process 0 reads and writes files. A process that is lost ends the others
+with JAX's own message, at once or when its heartbeats have been missing for 100 s.
+
+NOT done: a run does not continue without a process that has ended; the same commands
+resume it from its last checkpoint.
 """
 
 import contextlib
+import hashlib
+import json
 import os
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +27,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from tsfl_jax.types import UserError
+from tsfl_jax import trees
+from tsfl_jax.types import UserError, one_line
 
 AXIS = "clients"
 
@@ -56,9 +65,9 @@ def start(count: int) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     patient = [f"--{name}={_WEEK}" for name in _PATIENCE if name not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *patient]).strip()
-    asked = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     # JAX adds its settings at run time, and -1 is none; its own wins over XLA's flag.
-    if asked < 0 and "xla_force_host_platform_device_count" not in flags:
+    setting = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    if setting < 0 and "xla_force_host_platform_device_count" not in flags:
         allowed = getattr(os, "sched_getaffinity", None)  # Linux only
         cores = len(allowed(0)) if allowed else os.cpu_count() or 1
         with contextlib.suppress(RuntimeError):  # JAX has started
@@ -71,15 +80,15 @@ def make_mesh(count: int, num_clients: int) -> Mesh:
     Raises:
       UserError: fewer devices than asked for.
     """
-    found = jax.devices()
-    if count > len(found):
+    devices = jax.devices()
+    if count > len(devices):
         raise UserError(
-            f"--config.devices={count}: JAX sees {len(found)} "
-            f"{found[0].platform} device(s); use at most that many, or 0 for all"
+            f"--config.devices={count}: JAX sees {len(devices)} "
+            f"{devices[0].platform} device(s); use at most that many, or 0 for all"
         )
     if jax.process_count() == 1:  # a mesh has to span all processes
-        found = found[: min(count or len(found), num_clients)]
-    return Mesh(np.array(found), (AXIS,))
+        devices = devices[: min(count or len(devices), num_clients)]
+    return Mesh(np.array(devices), (AXIS,))
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
@@ -104,11 +113,7 @@ def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
 
     In several processes, each must pass the whole array, and all the same one.
     """
-    shardings = jax.tree.map(
-        lambda s: NamedSharding(mesh, s),
-        spec,
-        is_leaf=lambda s: isinstance(s, PartitionSpec),
-    )
+    shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), spec)
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
 
@@ -125,9 +130,52 @@ def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
 
         return jax.tree.map(leaf, part)
 
-    return jax.tree.map(
-        put, shardings, tree, is_leaf=lambda s: isinstance(s, NamedSharding)
-    )
+    return jax.tree.map(put, shardings, tree)
+
+
+def join(
+    coordinator: str, count: int, index: int, settings: dict[str, Any], patience: float
+) -> None:
+    """Make this process one of several that run the same program on one mesh.
+
+    JAX itself ends a process that has waited in vain, with the word DEADLINE_EXCEEDED.
+
+    Args:
+      coordinator: ``host:port`` on which process 0 listens; "" where `count` is 0.
+      count: processes; 0 as Slurm, Open MPI or Kubernetes say.
+      index: of this one, 0 ≤ index < count; not used where `count` is 0.
+      settings: JSON values that have to be the same in all processes.
+      patience: seconds to wait until all processes are connected.
+
+    Raises:
+      UserError: an address or index that cannot be used, no job of a cluster, or
+        processes with other settings.
+    """
+    if count and not 0 <= index < count:
+        raise UserError(
+            f"--process={index}: expected 0 to {count - 1} with --processes={count}"
+        )
+    port = re.fullmatch(r".+:(\d{1,5})", coordinator)
+    if (count or coordinator) and not (port and 0 < int(port[1]) < 2**16):
+        raise UserError(
+            f"--coordinator={coordinator}: expected host:port, where process 0 listens,"
+            " with a port from 1 to 65535"
+        )
+    numbers = (count, index) if count else (None, None)
+    seconds = max(1, round(patience))
+    try:
+        jax.distributed.initialize(
+            coordinator or None, *numbers, initialization_timeout=seconds
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"--processes={count}: JAX cannot connect them ({one_line(error)})"
+        ) from error
+    meet()
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).digest()
+    digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    if (digests != digests[0]).any():
+        raise UserError("the processes differ in their settings; give all the same")
 
 
 def meet() -> None:
@@ -135,8 +183,7 @@ def meet() -> None:
 
     Processes that reach their first common sum more than 30 s apart do not connect.
     """
-    client = distributed.global_state.client
-    if client is not None:
+    if client := distributed.global_state.client:
         client.wait_at_barrier("tsfl_jax", _WEEK * 1000)
 
 
@@ -179,12 +226,12 @@ def from_first(value: Any) -> Any:
 
 def count(axis: str | None) -> int:
     """Devices of a mesh axis, inside a program; None: one device."""
-    return 1 if axis is None else lax.axis_size(axis)
+    return lax.axis_size(axis or ())
 
 
 def total(tree: Any, axis: str | None) -> Any:
     """Sum over the devices of a mesh axis, inside a program; None: one device."""
-    return tree if axis is None else lax.psum(tree, axis)
+    return lax.psum(tree, axis or ())
 
 
 def own_share(number: int, axis: str | None) -> Int[Array, "K"]:
@@ -192,8 +239,30 @@ def own_share(number: int, axis: str | None) -> Int[Array, "K"]:
 
     All get as many, K = ⌈number/D⌉, so that the last ones may be `number` or more.
     """
-    first, step = 0 if axis is None else lax.axis_index(axis), count(axis)
-    return first + step * jnp.arange(-(-number // step))
+    step = count(axis)
+    return lax.axis_index(axis or ()) + step * jnp.arange(-(-number // step))
+
+
+def shared_map(
+    function: Callable[[Any], Any], items: Any, axis: str | None, width: int
+) -> Any:
+    """`function` of each item, computed on one device each; the results on all.
+
+    Args:
+      function: of one item.
+      items: leaves ``[N, ...]``, the same on every device.
+      axis: mesh axis of the devices; None: one.
+      width: items computed side by side on a device.
+
+    Returns:
+      Leaves ``[N, ...]``.
+    """
+    number = jax.tree.leaves(items)[0].shape[0]
+    index, width = own_share(number, axis), min(width, number)
+    # The last entries may be beyond the last item: they are computed and left out.
+    items = trees.take(items, index % number)
+    results = lax.map(function, items, batch_size=width if width > 1 else None)
+    return total(trees.scattered(results, index, number), axis)
 
 
 _SINGLES = 64  # with more devices than this some could be without work
@@ -242,8 +311,8 @@ def assign_again(
     order = jnp.argsort(-work).astype(jnp.int32)  # stable, as in `assign`
     group = group_size((work > 0).sum()) if grouped else 1
     device, entry = _place(jnp.arange(number), group, count(axis))
-    here = device == (0 if axis is None else lax.axis_index(axis))
-    entry = jnp.where(here, entry, places)  # left out
+    is_here = device == lax.axis_index(axis or ())
+    entry = jnp.where(is_here, entry, places)  # left out
     return jnp.full(places, number, jnp.int32).at[entry].set(order, mode="drop")
 
 

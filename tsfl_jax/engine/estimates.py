@@ -1,7 +1,7 @@
 """Estimates: what is estimated from gradients at w^t before the clients train.
 
-A estimate is computed only if a rule uses it and it was not given, or if the user asked
-for it (side by side in `vmap` lanes: if any of their rules uses it).
+An estimate is computed only if a rule uses it and it was not given, or if the user
+asked for it (side by side in `vmap` lanes: if any of their rules uses it).
 
 L, G² and σ² of DMS, by ``Estimates.method``. "quotient": a few clients compute three
 mini-batch gradients each at (or next to) w^t:
@@ -83,31 +83,37 @@ def estimate(
       L, G², σ² as given or else estimated (NaN: neither), and what gradients say about
       every client, or else NaN.
     """
-    given = jax.tree.map(jnp.asarray, hparams.constants)
 
-    def completed() -> Constants:
-        found = estimate_constants(parts, variables, key, clients, samples, hparams)
-        return jax.tree.map(lambda g, f: jnp.where(jnp.isnan(g), f, g), given, found)
+    def constants() -> Constants:
+        estimated = estimate_constants(parts, variables, key, clients, samples, hparams)
+        return completed(hparams.constants, estimated)
 
-    def measured() -> ClientGradients:
+    def gradients() -> ClientGradients:
         return client_gradients(parts, variables, key, clients, samples)
 
     missing = jnp.full(clients.tau.shape, jnp.nan, jnp.float32)
-    nothing = ClientGradients(missing, missing, jnp.float32(jnp.nan))
-    estimates = parts.spec.estimates
+    no_gradients = ClientGradients(missing, missing, jnp.float32(jnp.nan))
+    estimates, settings = parts.spec.estimates, hparams.constants
+    settings = jax.tree.map(jnp.asarray, settings)
     return (
-        _if_used(estimates.constants, completed, given, hparams),
-        _if_used(estimates.gradients, measured, nothing, hparams),
+        _if_used(estimates.constants, constants, settings, hparams),
+        _if_used(estimates.gradients, gradients, no_gradients, hparams),
     )
 
 
+def completed(constants: Constants, estimated: Constants) -> Constants:
+    """The constants, with estimates in place of those that are NaN."""
+    pairs = zip(constants, estimated, strict=True)
+    return Constants(*(jnp.where(jnp.isnan(c), e, c) for c, e in pairs))
+
+
 def _if_used(
-    used: tuple[bool, ...], find: Callable[[], Any], otherwise: Any, hparams: HParams
+    used: tuple[bool, ...], make: Callable[[], Any], otherwise: Any, hparams: HParams
 ) -> Any:
-    """`find()` if the rule ``hparams.rule`` uses it; a static choice if all agree."""
+    """`make()` if the rule ``hparams.rule`` uses it; a static choice if all agree."""
     if len(set(used)) > 1:
-        return lax.cond(jnp.asarray(used)[hparams.rule], find, lambda: otherwise)
-    return find() if used[0] else otherwise
+        return lax.cond(jnp.asarray(used)[hparams.rule], make, lambda: otherwise)
+    return make() if used[0] else otherwise
 
 
 def estimate_constants(
@@ -132,53 +138,47 @@ def estimate_constants(
     Returns:
       `Constants` of float32 scalars; zeros if no client takes part.
     """
-    axis, method = parts.spec.axis, parts.spec.estimates.method
-    number, of_all = clients.tau.shape[0], method == "bounds"
-    number = number if of_all else min(number, ESTIMATING_CLIENTS)
-    batches = 2 if method == "quotient" else POWER_STEPS + 2
+    spec, method = parts.spec, parts.spec.estimates.method
     of_client = _quotient if method == "quotient" else _power
+    batches = 2 if method == "quotient" else POWER_STEPS + 2
 
     def one(key: PRNGKey, client: local.Client) -> Constants:
         drawn = _drawn_gradients(parts, variables, key, client, samples, batches)
         return of_client(drawn, variables["params"], hparams.lr)
 
-    stream = rng.fold(key, "constants")
-    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
+    def mean_of_draws(item: tuple[PRNGKey, local.Client]) -> Constants:
+        key, client = item
+        if draws == 1:
+            return one(key, client)
+        estimates = lax.map(
+            lambda key: one(key, client), _folded(key, jnp.arange(draws))
+        )
+        return jax.tree.map(lambda a: a.mean(), estimates)
+
+    keys = _folded(rng.fold(key, "constants"), clients.id)
     lots = jax.vmap(lambda k: jax.random.uniform(rng.fold(k, "constants clients")))(
         keys
     )
+    number = None if method == "bounds" else ESTIMATING_CLIENTS
     present = clients.tau > 0
     chosen = jnp.argsort(jnp.where(present, lots, 2.0))[:number]
-    own = devices.own_share(number, axis)
-    chosen, taking_part = chosen[own % number], own < number
-    taking_part &= present[chosen]
-    found = lax.map(
-        lambda item: _mean_of(draws, one, *item),
-        (keys[chosen], trees.take(clients, chosen)),
-        # Side by side where clients train so: a loop would be launched by the host.
-        batch_size=min(parts.spec.width, number) if parts.spec.width > 1 else None,
+    # Side by side where clients train so: a loop would be launched by the host.
+    estimated = devices.shared_map(
+        mean_of_draws, trees.take((keys, clients), chosen), spec.axis, spec.width
     )
-    found = jax.tree.map(lambda a: jnp.where(taking_part, a, 0.0), found)
-    largest = jax.tree.map(jnp.max, found)
-    if axis is not None:
-        largest = lax.pmax(largest, axis)
-    if of_all:
+    present = present[chosen]
+    estimated = jax.tree.map(lambda a: jnp.where(present, a, 0.0), estimated)
+    largest = jax.tree.map(jnp.max, estimated)
+    if method == "bounds":
         return largest
-    count = jnp.maximum(devices.total(taking_part.sum(), axis), 1)
-    return Constants(
-        largest.smoothness,
-        exact_sums.scalar(found.grad_sq_norm, axis) / count,
-        exact_sums.scalar(found.grad_variance, axis) / count,
-    )
+    count = jnp.maximum(present.sum(), 1)
+    _, *means = (exact_sums.scalar(a, None) / count for a in estimated)
+    return Constants(largest.smoothness, *means)
 
 
-def _mean_of(draws: int, one: Callable, key: PRNGKey, client: Any) -> Constants:
-    """The mean of several estimates of one client."""
-    if draws == 1:
-        return one(key, client)
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(draws))
-    estimated = lax.map(lambda k: one(k, client), keys)
-    return jax.tree.map(lambda a: a.mean(), estimated)
+def _folded(key: PRNGKey, numbers: Int[Array, "n"]) -> PRNGKey:
+    """A key for each number."""
+    return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
 
 
 def _drawn_gradients(
@@ -189,21 +189,18 @@ def _drawn_gradients(
     samples: local.Samples,
     number: int,
 ) -> _Gradient:
-    """(parameters, b) → the gradient there on mini-batch b of `number` of a client.
-
-    A mini-batch keeps its samples and its dropout.
-    """
+    """(parameters, b) → the gradient on mini-batch b, with its samples and dropout."""
     batch_size = parts.spec.batch_size
     draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
     places = jax.random.randint(draw_key, (number, batch_size), 0, client.size)
     no_padding = jnp.ones(batch_size, bool)
     # A short step vanishes in the rounding of a network in bfloat16.
-    model = parts.model if parts.model.exact is None else parts.model.exact
+    model = parts.model.exact or parts.model
 
     def gradient(params: Params, batch: Int[Array, ""]) -> Params:
         # Computed, not sliced: the graph of a GPU cannot hold such slices in a loop.
-        own = (jnp.arange(number) == batch)[:, None]
-        rows = client.row[jnp.where(own, places, 0).sum(axis=0)]
+        is_batch = (jnp.arange(number) == batch)[:, None]
+        rows = client.row[jnp.where(is_batch, places, 0).sum(axis=0)]
         noise = jax.random.fold_in(dropout_key, batch)
         drawn = local.batch_of(samples, rows, no_padding, noise)
         at = {**variables, "params": params}
@@ -219,12 +216,11 @@ def _quotient(gradient_of: _Gradient, params: Params, lr: Array | float) -> Cons
     # at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one.
     def gradient(carry: tuple[Params, Array], _: Any) -> tuple[tuple, Any]:
         first, turn = carry
-        other = turn == 1
         # Of no effect in the first turn, where `first` is 0.
         step = jnp.where(turn == 2, lr, 0.0)
         at = jax.tree.map(lambda w, g: w - step * g, params, first)
         # g3 has the batch and the dropout of g1: they differ by the step alone.
-        g = gradient_of(at, other.astype(jnp.int32))
+        g = gradient_of(at, (turn == 1).astype(jnp.int32))
         first = jax.tree.map(lambda f, g: jnp.where(turn == 0, g, f), first, g)
         square = optax.tree.norm(g, squared=True)
         change = optax.tree.norm(optax.tree.sub(g, first), squared=True)
@@ -299,13 +295,10 @@ def client_gradients(
     spec, number, present = parts.spec, clients.tau.shape[0], clients.tau > 0
     stream, common = rng.keys(key, "gradients", "gradients entries")
     entries, scale = _entries(common, variables["params"], number)
-    own = devices.own_share(number, spec.axis)
-    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
-    here = own % number
-    taking_part = (own < number) & present[here]
+    keys = _folded(stream, clients.id)
 
     def one(item: tuple[PRNGKey, local.Client, Array]) -> tuple[Array, Array]:
-        key, client, works = item
+        key, client, is_present = item
 
         def measured() -> tuple[Array, Array]:
             return _two_gradients(parts, variables, key, client, samples, entries)
@@ -313,24 +306,21 @@ def client_gradients(
         def nothing() -> tuple[Array, Array]:
             return jax.tree.map(jnp.zeros_like, jax.eval_shape(measured))
 
-        return lax.cond(works, measured, nothing)
+        return lax.cond(is_present, measured, nothing)
 
-    items = (keys[here], trees.take(clients, here), taking_part)
-    found = lax.map(one, items, batch_size=spec.width if spec.width > 1 else None)
-    # Entries at `number` or more are left out.
-    found = trees.scattered(found, jnp.where(own < number, own, number), number)
-    variance, kept = devices.total(found, spec.axis)
+    items = keys, clients, present
+    variance, kept = devices.shared_map(one, items, spec.axis, spec.width)
     return _products(variance, kept, scale, clients.size, present)
 
 
 def _entries(
     key: PRNGKey, params: Params, num_clients: int
-) -> tuple[Int[Array, "m"] | None, float]:
-    """Which entries of a gradient are kept, None: all; and how many one stands for."""
+) -> tuple[Int[Array, "m"] | slice, float]:
+    """Which entries of a gradient are kept, and how many one of them stands for."""
     total = sum(leaf.size for leaf in jax.tree.leaves(params))
     count = max(_KEPT // num_clients, _LEAST)
     if total <= count:
-        return None, 1.0
+        return slice(None), 1.0
     return jax.random.randint(key, (count,), 0, total), total / count
 
 
@@ -340,13 +330,14 @@ def _two_gradients(
     key: PRNGKey,
     client: local.Client,
     samples: local.Samples,
-    entries: Int[Array, "m"] | None,
+    entries: Int[Array, "m"] | slice,
 ) -> tuple[Float[Array, ""], Float[Array, "2 m"]]:
     """(½‖g_1 − g_2‖², kept entries of g_1 and g_2) of one client."""
     batch_size = parts.spec.batch_size
     order_key, noise_key = rng.keys(key, "gradients batches", "gradients dropout")
-    draw = jax.vmap(lambda b: local.pass_order(order_key, client, b))
-    orders = draw(jnp.arange(2))[:, :batch_size]
+    batches = jnp.arange(2)
+    orders = jax.vmap(lambda b: local.pass_order(order_key, client, b))(batches)
+    orders = orders[:, :batch_size]
     mask = jnp.arange(batch_size) < client.size
 
     def gradient(first: Params, turn: tuple[Array, PRNGKey]) -> tuple[Params, Any]:
@@ -355,10 +346,10 @@ def _two_gradients(
         _, g = local.batch_gradient(parts.model, variables, batch)
         change = optax.tree.norm(optax.tree.sub(g, first), squared=True)
         flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(g)])
-        return g, (change, flat if entries is None else flat[entries])
+        return g, (change, flat[entries])
 
     zeros = optax.tree.zeros_like(variables["params"])
-    noises = jax.vmap(lambda b: jax.random.fold_in(noise_key, b))(jnp.arange(2))
+    noises = _folded(noise_key, batches)
     _, (change, kept) = lax.scan(gradient, zeros, (orders, noises))
     return 0.5 * change[1], kept
 

@@ -1,6 +1,10 @@
-"""The global model on the test set, batch by batch inside the compiled program."""
+"""Models on the test set, batch by batch inside the compiled program.
 
-from typing import Any, NamedTuple
+The global one, or where layers stay with the clients each client's own.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +12,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from tsfl_jax import types
+from tsfl_jax import trees, types
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Samples, scaled
+from tsfl_jax.engine.program_spec import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
-from tsfl_jax.types import Params
+from tsfl_jax.types import HParams, Params
+from tsfl_jax.uplink import chain
 
 
 class TestSet(NamedTuple):
@@ -44,6 +50,14 @@ class Scores(NamedTuple):
     group_loss: Float[types.Array, "G"] | None = None
 
 
+class Scored(NamedTuple):
+    """Clients whose models are tested."""
+
+    client: Int[types.Array, "m"]  # ids; −1 fills up
+    # What each group of test samples counts for a client; rows of 0 fill up.
+    share: Float[types.Array, "m G"]
+
+
 def make_test_set(
     x: Shaped[np.ndarray, "M ..."],
     y: Num[np.ndarray, "M ..."],
@@ -57,10 +71,8 @@ def make_test_set(
     """
     index, mask = _in_batches(len(y), num_devices)
     x, y = x[index.ravel()].reshape(index.shape + x.shape[1:]), y[index]
-    cut = TestSet(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask))
-    if group is None:
-        return cut
-    return cut._replace(group=jnp.asarray(group[index], jnp.int32))
+    groups = None if group is None else jnp.asarray(group[index], jnp.int32)
+    return TestSet(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask), groups)
 
 
 def _in_batches(
@@ -116,30 +128,30 @@ def evaluate(
         if model.classifies:
             right = losses.correct(outputs, item.y) & item.mask
         by_group = ()
-        if item.group is not None and group_size is not None:
+        if group_size is not None:
             # Not a scatter, whose sums have another order in every run on a GPU.
-            mine = item.group[:, None] == jnp.arange(len(group_size))[None]
+            group = cast(Array, item.group)[:, None]
+            in_group = group == jnp.arange(len(group_size))[None]
             by_group = tuple(
-                jnp.where(mine, values[:, None], 0).sum(axis=0, dtype=jnp.float32)
+                jnp.where(in_group, values[:, None], 0).sum(axis=0, dtype=jnp.float32)
                 for values in (right, loss)
             )
         return right.sum(), loss.sum(), pairs, by_group
 
     right, loss, pairs, by_group = lax.map(batch, test)
     right, count = devices.total((right.sum(), test.mask.sum()), axis)
-    means = [exact_sums.mean(v, exact_sums.scalar(w, axis), axis) for v, w in pairs]
-    found = Scores(
+    sums = [[exact_sums.scalar(a, axis) for a in pair] for pair in pairs]
+    scores = Scores(
         _accuracy(model, right / count),
-        _loss(exact_sums.mean(loss, count, axis)),
-        jnp.stack(means) if means else None,
+        _loss(exact_sums.scalar(loss, axis) / count),
+        jnp.stack([a / weight for a, weight in sums]) if sums else None,
     )
     if group_size is None:
-        return found
-    right, loss = (exact_sums.mean(sums, group_size, axis) for sums in by_group)
-    there = group_size > 0
-    return found._replace(
-        group_accuracy=jnp.where(there, _accuracy(model, right), jnp.nan),
-        group_loss=jnp.where(there, _loss(loss), jnp.nan),
+        return scores
+    right, loss = (exact_sums.scalar(sums, axis) / group_size for sums in by_group)
+    return scores._replace(
+        group_accuracy=jnp.where(group_size > 0, _accuracy(model, right), jnp.nan),
+        group_loss=jnp.where(group_size > 0, _loss(loss), jnp.nan),
     )
 
 
@@ -161,3 +173,54 @@ def nothing(model: Model, group_size: Int[types.Array, "G"] | None = None) -> Sc
     by_group = None if group_size is None else jnp.full(len(group_size), jnp.nan)
     metrics = jnp.full(number, jnp.nan) if number else None
     return Scores(missing, missing, metrics, by_group, by_group)
+
+
+def evaluate_personal(
+    parts: Parts,
+    params: Params,
+    states: Any,
+    ids: Int[types.Array, "U"],
+    scored: Scored,
+    hparams: HParams,
+    score: Callable[[Params], Scores],
+) -> Scores:
+    """Test the clients' own models, one after another.
+
+    Args:
+      parts: with the links that keep layers.
+      params: the global model.
+      states: of the links, leaves ``[U, ...]``.
+      ids: of the U clients.
+      scored: whom to test, and on what.
+      hparams: with the links' settings.
+      score: a model's variables → `Scores` with scores by group.
+
+    Returns:
+      Means over the clients of each score on the whole test set. By group are scores of
+      the clients: ``[m]``, NaN for one without test samples.
+    """
+
+    def one(client: Scored) -> tuple[Any, Array, Array]:
+        layers = trees.take(states, jnp.argmax(ids == client.client))
+        scores = score(chain.start(parts.uplinks, params, layers, -1, hparams))
+        accuracy = _mixed(client.share, cast(Array, scores.group_accuracy))
+        loss = _mixed(client.share, cast(Array, scores.group_loss))
+        return (scores.accuracy, scores.loss, scores.metrics), accuracy, loss
+
+    whole, accuracy, loss = lax.map(one, scored)
+    is_client = scored.client >= 0
+
+    def mean(values: Float[Array, "m ..."]) -> Float[Array, "..."]:
+        mask = is_client.reshape((-1,) + (1,) * (values.ndim - 1))
+        return jnp.where(mask, values, 0.0).sum(axis=0) / is_client.sum()
+
+    whole = jax.tree.map(mean, whole)
+    return Scores(*whole, group_accuracy=accuracy, group_loss=loss)
+
+
+def _mixed(
+    share: Float[types.Array, "G"], score: Float[types.Array, "G"]
+) -> Float[Array, ""]:
+    """A client's score: the mean over the groups that count; NaN: none is tested."""
+    share = jnp.where(jnp.isnan(score), 0.0, share)
+    return jnp.where(share > 0, share * score, 0.0).sum() / share.sum()

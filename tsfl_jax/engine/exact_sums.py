@@ -56,25 +56,23 @@ def _place(magnitude: Float[Array, "..."]) -> Int[Array, "..."]:
 
 
 def _digits(terms: Float[Array, "..."], top: Int[Array, "..."]) -> list[Array]:
-    found = []
+    digits = []
     for s in range(3):
         unit = _BITS * (top - s) - 126
         digit = jnp.round(terms * _power(-unit))
         terms = terms - digit * _power(unit)  # exact
-        found.append(digit.astype(jnp.int32))
-    return found
+        digits.append(digit.astype(jnp.int32))
+    return digits
 
 
 def _raised(total: Sum, top: Int[Array, "..."]) -> list[Array]:
     """The digits of a sum whose highest position becomes `top`."""
-    shift = top - total.top
-
-    def at(place: int) -> list[Array]:  # digit s comes from position s − shift
-        return [jnp.where(shift == s, total.digits[place - s], 0) for s in range(place)]
-
+    shift = top - total.top  # digit s comes from position s − shift
     return [
-        sum(at(place), start=jnp.where(shift == place, total.digits[0], 0))
-        for place in range(3)
+        jnp.asarray(
+            sum(jnp.where(shift == s, total.digits[i - s], 0) for s in range(i + 1))
+        )
+        for i in range(3)
     ]
 
 
@@ -123,7 +121,7 @@ def add_all(total: Sum, terms: Shaped[Array, "n ..."]) -> Sum:
 
 def over_devices(total: Sum, axis: str | None) -> Sum:
     """The sum over the devices of a mesh axis; None: one device."""
-    if axis is None:
+    if not axis:
         return total
     top = lax.pmax(total.top, axis)
     linear = trees.with_tangent_of(total.linear, lax.psum(total.linear, axis))
@@ -136,8 +134,8 @@ def value(total: Sum) -> Float[Array, "..."]:
         digit.astype(jnp.float32) * _power(_BITS * (total.top - s) - 126)
         for s, digit in enumerate(total.digits)
     ]
-    found = parts[0] + (parts[1] + parts[2])
-    return trees.with_tangent_of(found, total.linear)
+    whole = parts[0] + (parts[1] + parts[2])
+    return trees.with_tangent_of(whole, total.linear)
 
 
 def scalar(terms: Float[Array, "n ..."], axis: str | None) -> Float[Array, "..."]:
@@ -148,12 +146,5 @@ def scalar(terms: Float[Array, "n ..."], axis: str | None) -> Float[Array, "..."
     finite = jnp.isfinite(terms)
     total = add_all(zeros(terms.shape[1:]), jnp.where(finite, terms, 0.0))
     total = over_devices(total, axis)
-    others = jnp.where(finite, 0.0, terms).sum(axis=0)  # the same in every order
-    return value(total) + devices.total(others, axis)
-
-
-def mean(
-    terms: Float[Array, "n ..."], count: Array, axis: str | None
-) -> Float[Array, "..."]:
-    """The sum of float32 terms, as `scalar` has it, over a count."""
-    return scalar(terms, axis) / count
+    infinite = jnp.where(finite, 0.0, terms).sum(axis=0)  # the same in every order
+    return value(total) + devices.total(infinite, axis)

@@ -28,7 +28,7 @@ def objective(
     params: Params,
     updates: Params,
     samples: Samples,
-    held: HeldOut | None,
+    held_out: HeldOut | None,
     combined: Params | None = None,
 ) -> Objective | None:
     """ρ → (F_val(w^t + Σ_i ρ_i u_i), its derivatives); None without validation samples.
@@ -38,7 +38,7 @@ def objective(
       params: w^t.
       updates: u_i, leaves ``[N, ...]``, 0 where not finite, the same on all devices.
       samples: all training samples.
-      held: which of them are for validation; None: none.
+      held_out: which of them are for validation; None: none.
       combined: Δ of a rule whose update is no weighted sum; None: there is none.
 
     Returns:
@@ -46,41 +46,36 @@ def objective(
       the share of Δ that is added; its derivative is not computed, but 0. F_val is the
       mean loss; its sums over samples have the same bits on any number of devices.
     """
-    if held is None:
+    if held_out is None:
         return None
-    axis = parts.spec.axis
+    axis, num_updates = parts.spec.axis, jax.tree.leaves(updates)[0].shape[0]
     params, updates, combined = lax.stop_gradient((params, updates, combined))
-    rows, mask = jnp.asarray(held.rows), jnp.asarray(held.mask)
-    number = rows.shape[0]
-    own = devices.own_share(number, axis)
-    here = own % number
-    rows, mask = rows[here], mask[here] & (own < number)[:, None]
+    rows, mask = jnp.asarray(held_out.rows), jnp.asarray(held_out.mask)
+    number, count = rows.shape[0], mask.sum()
+    batches = devices.own_share(number, axis)
+    rows = rows[batches % number]
+    mask = mask[batches % number] & (batches < number)[:, None]
 
     def batch_loss(
-        rho: Float[Array, "N"],
-        share: Float[Array, ""] | None,
-        rows: Int[Array, "b"],
-        mask: Bool[Array, "b"],
+        rho: Float[Array, "n"], rows: Int[Array, "b"], mask: Bool[Array, "b"]
     ) -> Float[Array, ""]:
-        more = None if share is None else (share, combined)
-        model = model_at(params, updates, rho, more)
+        share = lax.stop_gradient(rho[-1])
+        extra = None if combined is None else (share, combined)
+        model = model_at(params, updates, rho[:num_updates], extra)
         outputs = parts.model.predict(model, scaled(samples, samples.x[rows]))
         loss = parts.model.loss(outputs, samples.y[rows])
         return jnp.where(mask, loss, 0.0).sum(dtype=jnp.float32)
 
-    def evaluate(rho: Float[Array, "N"]) -> tuple[Float[Array, ""], Float[Array, "N"]]:
-        both, share, more = jax.value_and_grad(batch_loss), None, 0
-        if combined is not None:
-            share, rho, more = rho[-1], rho[:-1], 1
-        sums, slopes = lax.map(lambda item: both(rho, share, *item), (rows, mask))
-        count = jnp.asarray(held.mask).sum()
-        total = exact_sums.zeros((rho.shape[0],))
+    def evaluate(rho: Float[Array, "n"]) -> tuple[Float[Array, ""], Float[Array, "n"]]:
+        both = jax.value_and_grad(batch_loss)
+        sums, slopes = lax.map(lambda batch: both(rho, *batch), (rows, mask))
+        total = exact_sums.zeros(rho.shape)
         good = jnp.isfinite(slopes)
         total = exact_sums.add_all(total, jnp.where(good, slopes, 0.0))
         slope = exact_sums.value(exact_sums.over_devices(total, axis)) / count
         bad = devices.total((~good).any(axis=0).astype(jnp.int32), axis) > 0
         loss = exact_sums.scalar(sums, axis) / count
-        return loss, jnp.pad(jnp.where(bad, jnp.nan, slope), (0, more))
+        return loss, jnp.where(bad, jnp.nan, slope)
 
     return evaluate
 
@@ -121,16 +116,14 @@ def regret_of(
     present, count = received.present, received.present.shape[0]
     rho = of_present(received.rho, present, received.shares)
     simple = (jnp.abs(rho.sum() - 1) < 1e-5) & (rho >= -1e-6).all() & by_weights
-    first = rho
-    if not by_weights:
-        first = jnp.zeros(count + 1).at[-1].set(1.0)
-    more = 0 if by_weights else 1
+    first = rho if by_weights else jnp.zeros(count + 1).at[-1].set(1.0)
+    padding = (0, len(first) - count)
     starts = oracle.starting_weights(received.info, present)
-    starts = jnp.concatenate([first[None], jnp.pad(starts, ((0, 0), (0, more)))])
+    starts = jnp.concatenate([first[None], jnp.pad(starts, ((0, 0), padding))])
     best, at = oracle.search(
         objective,
         starts,
-        jnp.pad(present, (0, more)),
+        jnp.pad(present, padding),
         *oracle.lengths(hparams),
         jnp.stack([simple, jnp.bool_(True), jnp.bool_(True)]),
     )

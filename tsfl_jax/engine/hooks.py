@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 from tsfl_jax.types import HParams, Params, PRNGKey
 
 
-class Found(NamedTuple):
+class BatchGradient(NamedTuple):
     """A gradient on the mini-batch, and what came with it."""
 
     # Of the mean loss, with μ(w − w^t) and the rule's gradient correction.
@@ -38,8 +38,8 @@ class Step(NamedTuple):
     start: Params  # the global model that the client downloaded
     hparams: HParams
     k: Int[Array, ""] | int  # mini-batch steps of this client in this interval so far
-    gradient: Callable[[Params], Found]  # at params, on this mini-batch
-    apply: Callable[[Found], Stepped]  # the optimizer's step
+    gradient: Callable[[Params], BatchGradient]  # at params, on this mini-batch
+    apply: Callable[[BatchGradient], Stepped]  # the optimizer's step
 
 
 class Hooks(NamedTuple):

@@ -30,12 +30,11 @@ from tsfl_jax.engine import (
     from_updates,
     mapping,
     optimizers,
-    personal,
 )
 from tsfl_jax.engine.estimates import estimate
+from tsfl_jax.engine.mapping import Tally, count
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.engine.structures import History, Inputs, Problem, State
-from tsfl_jax.engine.tally import Tally, count
 from tsfl_jax.models.losses import weight_entropy
 from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
 from tsfl_jax.rules.base import Aggregator, ClientOutputs, Received, RoundInfo, Weights
@@ -269,7 +268,7 @@ def train_and_combine(
     by_weights = not rule.stacks
 
     def of_sum(weighted: mapping.Weighted) -> Mixed:
-        sums = weighted.moved, weighted.others, weighted.kept, weighted.asked
+        sums = weighted.moved, weighted.collections, weighted.kept, weighted.total_rho
         return Mixed(*sums, weights, received, state.server)
 
     if by_weights and not spec.regret and spec.waves == 1:
@@ -359,7 +358,7 @@ def evaluate_if_due(
     def test(params: Params, states: Any) -> evaluation.Scores:
         if scored is None:
             return score(params)
-        return personal.evaluate(
+        return evaluation.evaluate_personal(
             parts, params, states, problem.client, scored, hparams, score
         )
 

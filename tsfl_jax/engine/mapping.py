@@ -17,31 +17,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.engine import devices, exact_sums
-from tsfl_jax.engine.client import Client, LocalResult, steps_per_iteration
+from tsfl_jax.engine.client import Client, LocalResult, mini_batch_steps
 from tsfl_jax.engine.program_spec import ProgramSpec
 from tsfl_jax.rules.base import Received
 from tsfl_jax.types import Array, Params, UserError
-
-
-class ClientWeight(NamedTuple):
-    """How much clients count: ``[]``, or with leading axes."""
-
-    rho: Float[Array, "..."]
-    share: Float[Array, "..."] | None  # of the whole; None: ρ
-
-    @property
-    def counts(self) -> Bool[Array, "..."]:
-        """Whether a client's model matters."""
-        counts = self.rho != 0
-        # The ρ of a very late client can be 0 in float32.
-        return counts if self.share is None else counts | (self.share != 0)
 
 
 class DeviceClients(NamedTuple):
@@ -52,16 +38,16 @@ class DeviceClients(NamedTuple):
     # Weights; most rules have Σ ρ = 1 over all devices. Some may be negative, as those
     # of DMS without its projection.
     rho: Float[Array, "K"]
+    shares: Float[Array, "K"]  # base shares p_i; ρ where a rule has none
     work: Int[Array, "K"]  # mini-batch steps
-    shares: Float[Array, "K"] | None = None  # base shares; None: ρ
-    # Clients that are not trained as they have no weight, τ above is 0; None: none.
-    skipped: Bool[Array, "K"] | None = None
+    # Clients that are not trained as they have no weight, τ above is 0.
+    skipped: Bool[Array, "K"] | bool = False
     group: Int[Array, ""] | int = 1  # consecutive entries that are added up as floats
 
-    @property
-    def weight(self) -> ClientWeight:
-        """How much each client counts."""
-        return ClientWeight(self.rho, self.shares)
+
+def _counts(rho: Float[Array, "K"], shares: Float[Array, "K"]) -> Bool[Array, "K"]:
+    """Whether a client's model matters; the ρ of a very late one can be 0."""
+    return (rho != 0) | (shares != 0)
 
 
 def device_clients(
@@ -76,35 +62,33 @@ def device_clients(
     Without `train_all` clients without weight get τ = 0, if any client has some,
     and all clients are assigned to the devices anew.
     """
-    number, skipped = rho.shape[0], None
+    number, grouped = rho.shape[0], spec.mapping == "sequential"
+    shares = rho if shares is None else shares
+    skipped = jnp.zeros(number, bool)
     if not spec.train_all:
-        counts = ClientWeight(rho, shares).counts
+        counts = _counts(rho, shares)
         counts |= ~counts.any()  # weights of 0 alone are a mistake, which a run notes
         skipped = ~counts & (clients.tau > 0)
         clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
-    work, grouped = jnp.asarray(_work(spec, clients)), spec.mapping == "sequential"
-    if skipped is not None:
-        axis, places = spec.axis, len(assigned)
-        assigned = devices.assign_again(work, places, axis, grouped=grouped)
-    real = assigned < number
-    here = jnp.where(real, assigned, 0)
-    own = trees.take(clients, here)
-    own = own._replace(tau=jnp.where(real, own.tau, 0))
+    work = mini_batch_steps(spec, clients)
+    if not spec.train_all:
+        places = len(assigned)
+        assigned = devices.assign_again(work, places, spec.axis, grouped=grouped)
+    is_client = assigned < number
+    index = jnp.where(is_client, assigned, 0)
+
+    def of_device(values: Array) -> Array:
+        return jnp.where(is_client, values[index], jnp.zeros((), values.dtype))
+
+    members = trees.take(clients, index)
     return DeviceClients(
-        own,
-        jnp.where(real, assigned, number),
-        jnp.where(real, rho[here], 0.0),
-        _work(spec, own),
-        None if shares is None else jnp.where(real, shares[here], 0.0),
-        None if skipped is None else real & skipped[here],
-        devices.group_size((work > 0).sum()) if grouped else 1,
-    )
-
-
-def _work(spec: ProgramSpec, clients: Client) -> Int[Array, "K"]:
-    """Mini-batch steps of each client."""
-    return clients.tau * steps_per_iteration(
-        clients.size, spec.batch_size, spec.iteration
+        clients=members._replace(tau=jnp.where(is_client, members.tau, 0)),
+        place=jnp.where(is_client, assigned, number),
+        rho=of_device(rho),
+        shares=of_device(shares),
+        work=of_device(work),
+        skipped=of_device(skipped),
+        group=devices.group_size((work > 0).sum()) if grouped else 1,
     )
 
 
@@ -120,12 +104,8 @@ TrainOne = Callable[[Client, Array | int | None], Trained]
 
 
 def _terms(client: Trained, weight: Float[Array, ""]) -> Any:
-    """One client's terms in float32, 0 where its model is not finite.
-
-    ρ_i (w_i − start_i) of the parameters, and v_i w_i of the values of other
-    collections with v_i = max(ρ_i, 0).
-    """
-    moved, others = trees.parted(client.update)
+    """ρ_i (w_i − start_i), and max(ρ_i, 0) w_i of other collections; 0: not finite."""
+    moved, collections = trees.parted(client.update)
     finite = client.result.finite
 
     def term(factor: Float[Array, ""], value: Array) -> Array:
@@ -136,57 +116,62 @@ def _terms(client: Trained, weight: Float[Array, ""]) -> Any:
 
     moved = jax.tree.map(lambda u: term(weight, u), moved)
     positive = jnp.where(weight > 0, weight, 0.0)
-    return moved, [term(positive, w) for w in trees.values(others)]
+    return moved, [term(positive, w) for w in trees.values(collections)]
 
 
 def _vector(terms: Any) -> Float[Array, "m"]:
     """All leaves in one: exact sums are long code, compiled once for all leaves."""
-    leaves = [leaf.ravel() for leaf in jax.tree.leaves(terms)]
-    return jnp.concatenate(leaves) if leaves else jnp.zeros(0)
+    return ravel_pytree(terms)[0]
 
 
 def _no_terms(template: Params) -> Any:
     """`_terms` of no client."""
-    params, others = trees.parted(template)
-    leaves = params, trees.values(others)
+    params, collections = trees.parted(template)
+    leaves = params, trees.values(collections)
     return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), leaves)
 
 
-class _Blocks(NamedTuple):
-    """Entries of a device in blocks, leading axes ``[blocks, block]``."""
-
-    index: Int[Array, "blocks block"]
-    real: Bool[Array, "blocks block"]  # False: fills up the last block
-    limit: Int[Array, "blocks"]  # mini-batch steps of each block's longest client
+# (entry, limit of `client.train`) -> what came out; for `_by_block`, terms and a result
+_TrainEntry = Callable[[Array, Array | int | None], Any]
 
 
-def _in_blocks(on_device: DeviceClients, block: int) -> _Blocks:
-    entries = on_device.rho.shape[0]
+def _in_blocks(entries: int, block: int) -> Int[Array, "blocks block"]:
+    """Entries in blocks; those beyond the last entry fill up the last block."""
     block = min(block, entries)  # a device may have fewer clients than a block
-    index = jnp.arange(-(-entries // block) * block).reshape(-1, block)
-    real = index < entries
-    # Clients that fill up the last block repeat the first one without any work.
-    index = jnp.where(real, index, 0)
-    work = jnp.where(real, on_device.work[index], 0)
-    return _Blocks(index, real, work.max(axis=1))
+    return jnp.arange(-(-entries // block) * block).reshape(-1, block)
 
 
-def _client(on_device: DeviceClients, index: Array, real: Any) -> Client:
-    """One entry, without work if it is not real."""
-    found = trees.take(on_device.clients, index)
-    return found._replace(tau=jnp.where(real, found.tau, 0))
+def _by_block(
+    train: _TrainEntry,
+    on_device: DeviceClients,
+    spec: ProgramSpec,
+    add: Callable[[Any, Any], Any],
+    total: Any,
+) -> tuple[Any, Any]:
+    """`total` with the terms of all blocks added, and all results ``[K]``."""
+    entries = len(on_device.place)
+    blocks = _in_blocks(entries, spec.block)
+    limits = jnp.where(blocks < entries, on_device.work[blocks], 0).max(axis=1)
+    # One block runs the longest client of the whole schedule.
+    longest = spec.longest if len(blocks) == 1 else None
+
+    def one_block(total: Any, item: tuple[Array, Array]) -> tuple[Any, Any]:
+        index, limit = item
+        limit = longest or limit
+        terms, results = jax.vmap(lambda entry: train(entry, limit))(index)
+        return add(total, terms), results
+
+    total, results = lax.scan(one_block, total, (blocks, limits))
+    return total, jax.tree.map(
+        lambda a: a.reshape((-1,) + a.shape[2:])[:entries], results
+    )
 
 
-def _limit(blocks: _Blocks, own: Array, spec: ProgramSpec) -> Array | int:
-    """The number known to the compiler if all clients are in one block, else `own`."""
-    if spec.longest is not None and blocks.limit.shape[0] == 1:
-        return spec.longest
-    return own
-
-
-def _flat(tree: Any, num_clients: int) -> Any:
-    """Blocks back to one client axis."""
-    return jax.tree.map(lambda a: a.reshape((-1,) + a.shape[2:])[:num_clients], tree)
+def _client(on_device: DeviceClients, index: Array) -> Client:
+    """One entry; without work beyond the last one."""
+    client = trees.take(on_device.clients, index)
+    is_entry = index < len(on_device.place)
+    return client._replace(tau=jnp.where(is_entry, client.tau, 0))
 
 
 def stacked_updates(
@@ -203,31 +188,31 @@ def stacked_updates(
       model is not finite. And `LocalResult` ``[K]``.
     """
 
-    def one(client: Client, limit: Array | int | None) -> tuple[Params, LocalResult]:
-        update, result = train(client, limit)
-        update, others = trees.parted(update)
-        if values := trees.values(others):
+    def entry(index: Array, limit: Array | int | None) -> tuple[tuple, Any]:
+        update, result = train(_client(on_device, index), limit)
+        update, collections = trees.parted(update)
+        if values := trees.values(collections):
             update = {**update, "others": values}
         update = jax.tree.map(
             lambda u: jnp.where(result.finite, u, jnp.zeros_like(u)), update
         )
-        return update, result
+        return (), (update, result)
 
     if spec.mapping == "sequential":
-        return lax.map(lambda client: one(client, None), on_device.clients)
-    blocks = _in_blocks(on_device, spec.block)
+        entries = jnp.arange(len(on_device.place))
+        return lax.map(lambda index: entry(index, None)[1], entries)
+    return _by_block(entry, on_device, spec, lambda total, _: total, ())[1]
 
-    def several(block: _Blocks) -> tuple[Params, LocalResult]:
-        limit = _limit(blocks, block.limit, spec)
-        return jax.vmap(lambda i, real: one(_client(on_device, i, real), limit))(
-            block.index, block.real
-        )
 
-    return _flat(lax.map(several, blocks), on_device.rho.shape[0])
+def of_all(
+    entries: Any, on_device: DeviceClients, number: int, axis: str | None
+) -> Any:
+    """Leaves ``[number, ...]`` on every device of the ``[K, ...]`` of each of them."""
+    return devices.total(trees.scattered(entries, on_device.place, number), axis)
 
 
 def gathered(
-    own: Params,
+    updates: Params,
     results: LocalResult,
     on_device: DeviceClients,
     received: Received,
@@ -236,16 +221,14 @@ def gathered(
     """All clients' updates ``[N, ...]`` on every device, and who is present.
 
     Args:
-      own: updates of this device's clients ``[K, ...]``.
+      updates: of this device's clients ``[K, ...]``.
       results: likewise.
       on_device: which clients they are.
       received: of the interval; N of its weights.
       axis: mesh axis of the devices; None: one.
     """
-    # Every device gets what each has: its own in their places and 0 elsewhere.
-    there = own, results.finite.astype(jnp.int32)
-    there = trees.scattered(there, on_device.place, received.rho.shape[0])
-    updates, finite = devices.total(there, axis)
+    entries = updates, results.finite.astype(jnp.int32)
+    updates, finite = of_all(entries, on_device, received.rho.shape[0], axis)
     return updates, received._replace(present=(finite > 0) & received.present)
 
 
@@ -256,80 +239,104 @@ def losses_of(
     axis: str | None,
 ) -> Float[Array, "N"]:
     """The mean sample loss of each client's training; NaN: not present."""
-    own = jnp.where(results.finite, results.loss, 0.0), results.samples
-    own = trees.scattered(own, on_device.place, received.rho.shape[0])
-    loss, samples = devices.total(own, axis)
+    entries = jnp.where(results.finite, results.loss, 0.0), results.samples
+    loss, samples = of_all(entries, on_device, received.rho.shape[0], axis)
     return jnp.where(received.present, loss / jnp.maximum(samples, 1), jnp.nan)
 
 
-# (entry, whether it is real, limit of `client.train`) -> what came out
-_TrainEntry = Callable[[Array, Any, Array | int | None], Trained]
+class Tally(NamedTuple):
+    """The work of an interval over all devices."""
+
+    loss: Float[Array, ""]  # mean sample loss of the clients with finite models
+    samples: Int[Array, "N"]  # samples trained on
+    discarded: Int[Array, ""]  # clients that worked and whose model was not finite
+    survivors: Int[Array, ""]  # with a finite model, or not trained for lack of weight
+
+
+def count(
+    results: LocalResult,
+    on_device: DeviceClients,
+    number: int,
+    axis: str | None,
+) -> Tally:
+    """Sum over the clients of all devices; N = `number`."""
+    worked = on_device.clients.tau > 0
+    usable = results.finite & worked
+    loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
+    samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
+    return Tally(
+        loss / exact_sums.scalar(samples, axis),
+        samples=of_all(results.samples, on_device, number, axis),
+        discarded=devices.total(jnp.sum(~results.finite & worked), axis),
+        survivors=devices.total((usable | on_device.skipped).sum(), axis),
+    )
 
 
 def _in_turn(
-    train: _TrainEntry, on_device: DeviceClients, template: Params, states: Any
+    train: _TrainEntry,
+    on_device: DeviceClients,
+    template: Params,
+    states: Any,
+    total: exact_sums.Sum,
 ) -> tuple[exact_sums.Sum, LocalResult]:
-    """The sum of the terms of all entries that matter, one after another.
-
-    Those of a group are added up as they are, so that the exact sum, which costs as
-    much as a few mini-batch steps of a small network, is paid once for a group.
-    """
-    weight, entries = on_device.weight, len(on_device.place)
-    active = (weight.counts | (on_device.work > 0)).astype(jnp.int32)
+    """Add the terms of all entries that matter, one after another."""
+    # Those of a group are added up as they are: an exact sum costs as much as a few
+    # mini-batch steps of a small network.
+    rho, entries = on_device.rho, len(on_device.place)
+    active = _counts(rho, on_device.shares) | (on_device.work > 0)
+    active = active.astype(jnp.int32)
     order = jnp.flatnonzero(active, size=entries, fill_value=0)
     number = jnp.arange(entries) // on_device.group
-    held = jnp.zeros_like(active).at[number].add(active)
-    ends = jnp.cumsum(held)
-    groups = jnp.flatnonzero(held, size=entries, fill_value=0)
+    members = jnp.zeros_like(active).at[number].add(active)
+    ends = jnp.cumsum(members)
+    groups = jnp.flatnonzero(members, size=entries, fill_value=0)
 
     def add_client(j: Array, carry: tuple[Any, LocalResult]) -> tuple[Any, LocalResult]:
         sums, results = carry
-        trained = train(order[j], True, None)
-        terms = _terms(trained, weight.rho[order[j]])
-        sums = jax.tree.map(jnp.add, sums, terms)
+        trained = train(order[j], None)
+        sums = jax.tree.map(jnp.add, sums, _terms(trained, rho[order[j]]))
         return sums, trees.put(results, order[j], trained.result)
 
     def add_group(
         i: Array, carry: tuple[exact_sums.Sum, LocalResult]
     ) -> tuple[exact_sums.Sum, LocalResult]:
         total, results = carry
-        end, count = ends[groups[i]], held[groups[i]]
+        end, count = ends[groups[i]], members[groups[i]]
         start = _no_terms(template), results
         sums, results = lax.fori_loop(end - count, end, add_client, start)
         return exact_sums.add_all(total, _vector(sums)[None]), results
 
-    counts = jnp.zeros(entries), jnp.zeros(entries, jnp.int32)
     new_states = jax.tree.map(
         lambda s: jnp.zeros((entries, *s.shape[1:]), s.dtype), states
     )
-    nothing = LocalResult(*counts, jnp.ones(entries, bool), new_states)
-    start = exact_sums.zeros(_vector(_no_terms(template)).shape), nothing
-    return lax.fori_loop(0, jnp.sum(held > 0), add_group, start)
+    results = LocalResult(
+        loss=jnp.zeros(entries),
+        samples=jnp.zeros(entries, jnp.int32),
+        finite=jnp.ones(entries, bool),
+        uplinks=new_states,
+    )
+    return lax.fori_loop(0, jnp.sum(members > 0), add_group, (total, results))
 
 
 def _side_by_side(
-    train: _TrainEntry, on_device: DeviceClients, template: Params, spec: ProgramSpec
+    train: _TrainEntry,
+    on_device: DeviceClients,
+    spec: ProgramSpec,
+    total: exact_sums.Sum,
 ) -> tuple[exact_sums.Sum, LocalResult]:
-    """The sum of the terms of all entries, in blocks."""
-    blocks = _in_blocks(on_device, spec.block)
-    group = devices.group_size(on_device.place.shape[0])
+    """Add the terms of all entries, in blocks."""
+    entries = len(on_device.place)
+    group = devices.group_size(entries)
 
-    def several(
-        total: exact_sums.Sum, block: _Blocks
-    ) -> tuple[exact_sums.Sum, LocalResult]:
-        limit = _limit(blocks, block.limit, spec)
+    def entry(index: Array, limit: Any) -> tuple[Array, LocalResult]:
+        trained = train(index, limit)
+        rho = jnp.where(index < entries, on_device.rho[index], 0.0)
+        return _vector(_terms(trained, rho)), trained.result
 
-        def one(i: Array, real: Bool[Array, ""]) -> tuple[Array, LocalResult]:
-            trained = train(i, real, limit)
-            rho = jnp.where(real, on_device.rho[i], 0.0)
-            return _vector(_terms(trained, rho)), trained.result
+    def add(total: exact_sums.Sum, terms: Array) -> exact_sums.Sum:
+        return exact_sums.add_all(total, _grouped(terms, group))
 
-        terms, results = jax.vmap(one)(block.index, block.real)
-        return exact_sums.add_all(total, _grouped(terms, group)), results
-
-    start = exact_sums.zeros(_vector(_no_terms(template)).shape)
-    total, results = lax.scan(several, start, blocks)
-    return total, _flat(results, on_device.rho.shape[0])
+    return _by_block(entry, on_device, spec, add, total)
 
 
 def _grouped(terms: Float[Array, "n m"], size: int) -> Float[Array, "g m"]:
@@ -350,20 +357,30 @@ def _grouped(terms: Float[Array, "n m"], size: int) -> Float[Array, "g m"]:
     )
 
 
+class Weighted(NamedTuple):
+    """Σ_i ρ_i (w_i − start_i), and how much of Σ ρ is in it."""
+
+    moved: Params  # as the parameters
+    kept: Float[Array, ""]  # part of Σ ρ with finite models; 0: none, `moved` is 0
+    total_rho: Float[Array, ""]  # Σ ρ over all devices
+    # Other collections: Σ v_i w_i/Σ v_i with v_i = max(ρ_i, 0); w^t's if all v are 0.
+    collections: Params
+
+
 def _summed(
     train: _TrainEntry,
     on_device: DeviceClients,
     template: Params,
     states: Any,
     spec: ProgramSpec,
-) -> tuple["Weighted", LocalResult]:
+) -> tuple[Weighted, LocalResult]:
     """Σ ρ_i (w_i − start_i) over all devices."""
+    total = exact_sums.zeros(_vector(_no_terms(template)).shape)
     if spec.mapping == "sequential":
-        total, results = _in_turn(train, on_device, template, states)
+        total, results = _in_turn(train, on_device, template, states, total)
     else:
-        total, results = _side_by_side(train, on_device, template, spec)
-    found = _finished(total, results.finite, on_device.weight, template, spec.axis)
-    return found, results
+        total, results = _side_by_side(train, on_device, spec, total)
+    return _renormalized(total, results.finite, on_device, template, spec.axis), results
 
 
 def weighted_stack(
@@ -372,7 +389,7 @@ def weighted_stack(
     results: LocalResult,
     template: Params,
     spec: ProgramSpec,
-) -> "Weighted":
+) -> Weighted:
     """Σ ρ_i (w_i − start_i) of updates that are stacked, as `weighted_updates` has it.
 
     Args:
@@ -381,27 +398,17 @@ def weighted_stack(
       results: of the clients.
     """
 
-    def read(index: Array, real: Any, limit: Array | int | None) -> Trained:
-        del real, limit
+    def read(index: Array, limit: Any) -> Trained:
+        del limit
         return Trained(*trees.take((updates, results), index))
 
     return _summed(read, on_device, template, results.uplinks, spec)[0]
 
 
-class Weighted(NamedTuple):
-    """Σ_i ρ_i (w_i − start_i), and how much of Σ ρ is in it."""
-
-    moved: Params  # as the parameters
-    kept: Float[Array, ""]  # part of Σ ρ with finite models; 0: none, `moved` is 0
-    asked: Float[Array, ""]  # Σ ρ over all devices
-    # Other collections: Σ v_i w_i/Σ v_i with v_i = max(ρ_i, 0); w^t's if all v are 0.
-    others: Params
-
-
-def _finished(
+def _renormalized(
     total: exact_sums.Sum,
     finite: Bool[Array, "K"],
-    weight: ClientWeight,
+    on_device: DeviceClients,
     template: Params,
     axis: str | None,
 ) -> Weighted:
@@ -413,43 +420,34 @@ def _finished(
     def scalar(terms: Float[Array, "K"]) -> Array:
         return over_devices(exact_sums.add_all(exact_sums.zeros(()), terms))
 
-    rho, share = weight
-    kept, asked = scalar(jnp.where(finite, rho, 0.0)), scalar(rho)
-    part, full = kept, asked
-    if share is not None:
-        part, full = scalar(jnp.where(finite, share, 0.0)), scalar(share)
+    rho, shares = on_device.rho, on_device.shares
+    kept, total_rho = scalar(jnp.where(finite, rho, 0.0)), scalar(rho)
+    part, whole = scalar(jnp.where(finite, shares, 0.0)), scalar(shares)
     # Only a discarded model makes rescaling necessary; otherwise keep the exact bits.
-    discarded = devices.total(jnp.sum(~finite & weight.counts), axis)
+    discarded = devices.total(jnp.sum(~finite & _counts(rho, shares)), axis)
     rescale = (discarded > 0) & (part > 0)
-    scale = jnp.where(rescale, full / jnp.where(part > 0, part, 1.0), 1.0)
-    params, others = trees.parted(template)
-    whole = over_devices(total)
-    # Without the barrier the sum's digits are put together again in the code of every
-    # leaf, which takes long to compile.
-    if not trees.values(others):
-        moved = lax.optimization_barrier(whole * scale)
-        return Weighted(_like(params, moved), kept, asked, others)
+    scale = jnp.where(rescale, whole / jnp.where(part > 0, part, 1.0), 1.0)
+    params, collections = trees.parted(template)
+    sums = over_devices(total)
     number = sum(w.size for w in jax.tree.leaves(params))
     positive = scalar(jnp.where(finite & (rho > 0), rho, 0.0))
-    some = positive > 0
+    # Without the barrier the sum's digits are put together again in the code of every
+    # leaf, which takes long to compile.
     moved, mean = lax.optimization_barrier(
-        (whole[:number] * scale, whole[number:] / jnp.where(some, positive, 1.0))
+        (sums[:number] * scale, sums[number:] / jnp.where(positive > 0, positive, 1.0))
     )
-    found = _like(trees.values(others), mean)
-    found = trees.with_values(others, found)
-    return Weighted(
-        _like(params, moved), kept, asked, optax.tree.where(some, found, others)
+    means = trees.with_values(
+        collections, _in_shape_of(trees.values(collections), mean)
     )
+    collections = optax.tree.where(positive > 0, means, collections)
+    return Weighted(_in_shape_of(params, moved), kept, total_rho, collections)
 
 
-def _like(template: Params, whole: Float[Array, "m"]) -> Params:
+def _in_shape_of(template: Params, vector: Float[Array, "m"]) -> Params:
     """The numbers of a vector in the shapes and dtypes of a tree's leaves."""
-    leaves, form = jax.tree.flatten(template)
-    ends = np.cumsum([w.size for w in leaves])[:-1]
-    parts = jnp.split(whole, ends)
-    return form.unflatten(
-        [p.reshape(w.shape).astype(w.dtype) for p, w in zip(parts, leaves, strict=True)]
-    )
+    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, vector.dtype), template)
+    leaves = ravel_pytree(zeros)[1](jnp.asarray(vector))
+    return jax.tree.map(lambda new, w: new.astype(w.dtype), leaves, template)
 
 
 def weighted_updates(
@@ -489,7 +487,7 @@ def weighted_updates(
         )
     on_device = jax.tree.map(jnp.asarray, on_device)
 
-    def entry(index: Array, real: Any, limit: Array | int | None) -> Trained:
-        return train(_client(on_device, index, real), limit)
+    def entry(index: Array, limit: Array | int | None) -> Trained:
+        return train(_client(on_device, index), limit)
 
     return _summed(entry, on_device, template, states, spec)

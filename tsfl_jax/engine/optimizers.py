@@ -52,10 +52,11 @@ class Terms(NamedTuple):
 def terms_of(hparams: HParams) -> Terms:
     """The terms that hyper-parameters, which are known numbers, switch on."""
     # In NumPy: while a function is traced JAX's comparisons are traced, too.
-    limit, *others = (
-        np.asarray(h) for h in (hparams.clip_norm, hparams.momentum, hparams.mu)
+    return Terms(
+        clip_norm=bool(np.asarray(hparams.clip_norm) < np.inf),
+        momentum=bool(np.asarray(hparams.momentum) != 0),
+        mu=bool(np.asarray(hparams.mu) != 0),
     )
-    return Terms(bool(limit < np.inf), *(bool(other != 0) for other in others))
 
 
 def sgd(hparams: HParams, terms: Terms = Terms()) -> optax.GradientTransformation:  # noqa: B008
@@ -112,7 +113,7 @@ _EXPECTED = (
 
 
 @functools.lru_cache(maxsize=64)
-def _made(optimizer: optax.GradientTransformation) -> Factory:
+def _constant(optimizer: optax.GradientTransformation) -> Factory:
     """The same function for the same optimizer, so that runs share a program."""
     return lambda hparams: optimizer
 
@@ -129,7 +130,7 @@ def as_factory(optimizer: Any) -> Factory:
     if optimizer is None:
         return sgd
     if isinstance(optimizer, optax.GradientTransformation):
-        return _made(optimizer)
+        return _constant(optimizer)
     if not callable(optimizer):
         raise UserError(f"optimizer={optimizer!r}: {_EXPECTED}")
     return cast(Factory, optimizer)
@@ -153,14 +154,14 @@ def check(factory: Factory, hparams: HParams, params: Params) -> frozenset[str]:
         return frozenset({"lr", "momentum", "clip_norm"})
 
     def update(hparams: HParams, params: Params) -> Params:
-        made = factory(hparams)
-        if not isinstance(made, optax.GradientTransformation):
-            raise UserError(f"{name} makes {made!r} of HParams; {_EXPECTED}")
-        updates, _ = made.update(params, made.init(params), params)
+        optimizer = factory(hparams)
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise UserError(f"{name} makes {optimizer!r} of HParams; {_EXPECTED}")
+        updates, _ = optimizer.update(params, optimizer.init(params), params)
         return optax.apply_updates(params, updates)
 
     name = f"optimizer={getattr(factory, '__qualname__', factory)}"
-    what = f"{name} cannot update the model"
-    jaxpr, _ = tracing.attempt(what, _EXPECTED, update, hparams, params)
+    message = f"{name} cannot update the model"
+    jaxpr, _ = tracing.attempt(message, _EXPECTED, update, hparams, params)
     names = zip(hparams._fields, tracing.used(jaxpr), strict=False)
     return frozenset(name for name, used in names if used)

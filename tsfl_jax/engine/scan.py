@@ -19,15 +19,8 @@ from tsfl_jax import trees
 from tsfl_jax.engine import choosing, devices
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import broadcast_of, run_interval
-from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
-from tsfl_jax.engine.structures import (
-    OPTIONAL,
-    REGRET,
-    History,
-    Inputs,
-    Problem,
-    State,
-)
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.engine.structures import History, Inputs, Problem, State
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules import apply
 from tsfl_jax.rules.base import Aggregator, Counts
@@ -35,19 +28,6 @@ from tsfl_jax.timeline import feedback
 from tsfl_jax.types import HParams, PRNGKey
 from tsfl_jax.uplink import chain
 from tsfl_jax.uplink.chain import Chain
-
-__all__ = [
-    "OPTIONAL",
-    "REGRET",
-    "History",
-    "Inputs",
-    "Estimates",
-    "Problem",
-    "ProgramSpec",
-    "State",
-    "init_state",
-    "make_run",
-]
 
 Run = Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]
 
@@ -162,7 +142,7 @@ def init_state(
     state = State(params, server, jnp.bool_(False))
     links = chain.init(uplinks, params, hparams)
     state = state._replace(uplinks=trees.repeated(links, counts.clients))
-    if choice is not None and choice.sampler == "oort":
+    if choice and choice.sampler == "oort":
         return state._replace(feedback=feedback.nothing_known(counts.clients))
     if snapshots:
         version = params, broadcast_of(rules[0], server)
@@ -202,14 +182,14 @@ def make_run(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
     ) -> tuple[State, History]:
         def body(state: State, inputs: Inputs) -> tuple[State, History]:
-            known = chosen = None
-            if spec.choice is not None:
+            chosen = None
+            if spec.choice:
                 state, inputs, chosen = choosing.choose(
-                    parts, state, key, problem, inputs
+                    parts, spec.choice, state, key, problem, inputs
                 )
-                known = state.feedback
-            state, history = run_interval(parts, state, key, hparams, problem, inputs)
-            return state._replace(feedback=known), history._replace(chosen=chosen)
+            new, history = run_interval(parts, state, key, hparams, problem, inputs)
+            new = new._replace(feedback=state.feedback)
+            return new, history._replace(chosen=chosen)
 
         # Inside of the network `models.precision` may choose other products.
         with trees.arithmetic():

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import evaluation, from_updates, personal
-from tsfl_jax.timeline.feedback import Known
-from tsfl_jax.types import Array, Delivery, Lots, Params
+from tsfl_jax.engine import evaluation, from_updates
+from tsfl_jax.types import Array, Delivery, Params
 
 
 class State(NamedTuple):
@@ -20,7 +19,7 @@ class State(NamedTuple):
     diverged: Bool[Array, ""]
     snapshots: Params = ()  # [P, ...], earlier models that clients start from; P > 0
     broadcast: Params = ()  # [P, ...], what the rule had broadcast with them
-    feedback: Known | None = None  # [U], of clients; None: Oort does not choose
+    feedback: Any = None  # `feedback.Known` [U] of clients; None: Oort doesn't choose
     uplinks: Any = ()  # [U, ...], what each link of the chain keeps for each client
 
 
@@ -39,7 +38,7 @@ class Problem(NamedTuple):
     # Test samples of each group that is scored by itself; None: no groups.
     group_size: Int[Array, "G"] | None = None
     # Whose models are tested, where layers stay with the clients. Lanes have their own.
-    scored: personal.Scored | None = None
+    scored: evaluation.Scored | None = None
 
 
 class Inputs(NamedTuple):
@@ -56,7 +55,7 @@ class Inputs(NamedTuple):
     delivery: Delivery  # what each starts from
     threshold: Float[Array, "..."]  # K of DMS; NaN: the mean of τ
     share: Float[Array, "... K"]  # ρ of `weighting`; NaN: the rule's
-    lots: Lots | None = None  # of d candidates in place of K; see `choosing`
+    lots: Any = None  # `Lots` of d candidates in place of K; see `choosing`
 
 
 # Fields of `History` that are None unless they were asked for.
@@ -100,7 +99,7 @@ class History(NamedTuple):
 
     def named(self, metrics: Sequence[str] = ()) -> dict[str, Any]:
         """All fields by name, the user's own metrics each under its own."""
-        known = self._replace(chosen=None)._asdict()  # "client" says who that is
-        found = {n: a for n, a in known.items() if a is not None}
-        own = found.pop("metrics", None)
-        return found | {name: own[..., i] for i, name in enumerate(metrics)}
+        fields = self._replace(chosen=None)._asdict()  # "client" says who that is
+        arrays = {n: a for n, a in fields.items() if a is not None}
+        values = arrays.pop("metrics", None)
+        return arrays | {name: values[..., i] for i, name in enumerate(metrics)}

@@ -26,12 +26,11 @@ DRAWS = 4  # estimates of a client, of which the mean is taken
 
 def when(prepared: Prepared) -> str:
     """When L, G² and σ² are estimated: "once", "interval", or "" for never."""
-    constants = prepared.config.constants
-    if min(getattr(constants, name) for name in Constants._fields) >= 0:
+    settings = prepared.config.constants
+    numbers = settings.smoothness, settings.grad_sq_norm, settings.grad_variance
+    if min(numbers) >= 0 or not needs_constants(prepared.config, prepared.rule):
         return ""
-    if not needs_constants(prepared.config, prepared.rule):
-        return ""
-    return "once" if constants.when == "once" else "interval"
+    return "once" if settings.when == "once" else "interval"
 
 
 @functools.partial(jax.jit, static_argnames="parts")
@@ -56,18 +55,18 @@ def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
     Of cohorts the first one, so that the estimates do not depend on T.
     """
     rows, count = prepared.partition.indices, prepared.partition.capacity
-    ids, takes_part = prepared.workload.drawn, np.ones(len(rows), np.int32)
+    ids, works = prepared.workload.drawn, np.ones(len(rows), bool)
     if prepared.config.cohort.size:
         place = prepared.workload.places
         works = deliveries.claimed(prepared.workload.schedule) > 0
         first = works.any(axis=1).argmax()
-        takes_part = works[first].astype(np.int32)
+        works = works[first]
         ids, rows, count = (a[place[first]] for a in (ids, rows, count))
     extra = max(width - rows.shape[1], 0)
     zeros = jnp.zeros(len(ids), jnp.int32)
     return local.Client(
         id=jnp.asarray(ids),
-        tau=jnp.asarray(takes_part),
+        tau=jnp.asarray(works, jnp.int32),
         size=jnp.asarray(count, jnp.int32),
         row=jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
         place=jnp.arange(len(ids)),
@@ -100,10 +99,10 @@ def fill(
     hparams = prepared.hparams
     if when(prepared) != "once":
         return hparams
-    estimated = Estimates(method=prepared.config.constants.estimator)
     clients = clients_of(prepared, width)
     widest = min(prepared.config.batch_size, clients.row.shape[-1])
-    spec = ProgramSpec(widest, 1, estimates=estimated)
+    method = prepared.config.constants.estimator
+    spec = ProgramSpec(widest, 1, estimates=Estimates(method=method))
     # Of the network only gradients are used, and of the other parts nothing: runs with
     # other rules and first parameters share a compiled estimate.
     model = prepared.network.model._replace(init=_drawn_before)
@@ -115,7 +114,5 @@ def fill(
     inputs = jax.tree.map(
         lambda a: a.addressable_data(0) if isinstance(a, jax.Array) else a, inputs
     )
-    estimate = devices.from_first(jax.device_get(_estimate(parts, *inputs)))
-    pairs = zip(hparams.constants, estimate, strict=True)
-    constants = [jnp.float32(e if np.isnan(c) else c) for c, e in pairs]
-    return hparams._replace(constants=Constants(*constants))
+    estimated = devices.from_first(jax.device_get(_estimate(parts, *inputs)))
+    return hparams._replace(constants=estimates.completed(hparams.constants, estimated))

@@ -18,7 +18,7 @@ from tsfl_jax import rng
 from tsfl_jax.config import seed_of
 from tsfl_jax.data import targets, validation
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, evaluation, optimizers, personal, scan
+from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.experiment.call_length import chunk_of
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
@@ -227,14 +227,14 @@ def number_scored(prepared: Prepared) -> int:
     return len(tested.client) if prepared.is_personal and tested is not None else 0
 
 
-def scored_of(prepared: Prepared, number: int = 0) -> personal.Scored | None:
+def scored_of(prepared: Prepared, number: int = 0) -> evaluation.Scored | None:
     """Whose own models are tested, filled up to `number`; None: no one's."""
     tested, num_scored = prepared.tested, number_scored(prepared)
     if tested is None or not num_scored:
         return None
     share = np.eye(num_scored) if tested.share is None else tested.share
     missing = max(number - num_scored, 0)
-    return personal.Scored(
+    return evaluation.Scored(
         np.pad(tested.client, (0, missing), constant_values=-1),
         np.pad(share, ((0, missing), (0, 0))).astype(np.float32),
     )

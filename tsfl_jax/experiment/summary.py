@@ -10,7 +10,7 @@ import numpy as np
 
 from tsfl_jax import trees
 from tsfl_jax.data import client_test
-from tsfl_jax.engine import scan
+from tsfl_jax.engine import scan, structures
 from tsfl_jax.experiment.identity import bytes_moved
 from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared
@@ -68,7 +68,7 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
 def measured(prepared: Prepared) -> tuple[str, ...]:
     """Names in the history of what not every run measures."""
     names = tuple(prepared.own.metrics)
-    names += scan.REGRET if prepared.config.measure_regret else ()
+    names += structures.REGRET if prepared.config.measure_regret else ()
     return names + (client_test.SERIES if prepared.tested is not None else ())
 
 

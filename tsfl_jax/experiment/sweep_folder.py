@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from tsfl_jax.engine import scan
+from tsfl_jax.engine import structures
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -92,10 +92,11 @@ def finished_run(
     path = path_of(folder, digest)
     if not path.exists():
         return None
-    fields = {*scan.History._fields} - {*scan.OPTIONAL} | {*_ALWAYS, *extra_fields}
+    always = {*structures.History._fields} - {*structures.OPTIONAL} | {*_ALWAYS}
     with contextlib.suppress(UserError):
         arrays = files.read_arrays(path)
-        if str(arrays.pop(NAME, "")) == digest and fields == {*arrays} - {"client"}:
+        fields = {*arrays} - {NAME, "client"}
+        if str(arrays.pop(NAME, "")) == digest and fields == always | {*extra_fields}:
             return arrays
     warn(f"{path} is damaged or of an earlier version; that one runs again")
     return None

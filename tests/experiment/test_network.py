@@ -14,20 +14,23 @@ def digits(**changes):
 
 def test_lanes_with_an_own_metric_share_one_network(monkeypatch):
     traced = []
-    real = network._known_network
+    real = network._with_measures
     monkeypatch.setattr(
-        network, "_known_network", lambda *given: traced.append(given) or real(*given)
+        network, "_with_measures", lambda *parts: traced.append(parts) or real(*parts)
     )
-    own = custom_hooks.Own(metrics={"highest": lambda outputs, labels: outputs.max(-1)})
-    several = prepare.prepare_all([digits(seed=s) for s in range(3)], own)
+    metrics = {"highest": lambda outputs, labels: outputs.max(-1)}
+    custom = custom_hooks.Custom(metrics=metrics)
+    several = prepare.prepare_all([digits(seed=s) for s in range(3)], custom)
     assert len(traced) == 1
     assert all(one.network.params is several[0].network.params for one in several)
-    assert dict(several[0].network.model.metrics) == own.metrics
+    assert dict(several[0].network.model.metrics) == metrics
 
 
 def test_lanes_with_other_networks_do_not():
-    own = custom_hooks.Own(metrics={"zero": lambda outputs, labels: 0 * outputs[:, 0]})
-    narrow, wide = prepare.prepare_all([digits(), digits(**{"model.hidden": 8})], own)
+    metrics = {"zero": lambda outputs, labels: 0 * outputs[:, 0]}
+    configs = [digits(), digits(**{"model.hidden": 8})]
+    custom = custom_hooks.Custom(metrics=metrics)
+    narrow, wide = prepare.prepare_all(configs, custom)
     assert narrow.network.params != wide.network.params
 
 

@@ -81,12 +81,12 @@ class Explanation(NamedTuple):
         return figure_of(self.timeline, self.settings)
 
 
-def explain(config: Config, **own: Any) -> Explanation:
+def explain(config: Config, **custom: Any) -> Explanation:
     """Explain an experiment without training or compiling it.
 
     Args:
       config: all settings.
-      **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
+      **custom: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
 
     Returns:
       `Explanation`, which prints as ``tsfl explain`` does: `schedule` and `trace`
@@ -96,7 +96,7 @@ def explain(config: Config, **own: Any) -> Explanation:
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    config, parts = accepted(config, **own)
+    config, parts = accepted(config, **custom)
     mesh = backend.start_jax(config)
     return of_prepared(prepare_validated(config, parts), mesh)
 

@@ -36,7 +36,7 @@ def compiled(model: str, rules: list[str], cache: str) -> list[program.Compiled]
         return [exp.program.compile(exp.arrays)]
     configs = [common.make_config(model, algorithm=r, **several) for r in rules]
     mesh = start_jax(configs[0])
-    prepared = prepare.prepare_all(configs, custom_hooks.Own())
+    prepared = prepare.prepare_all(configs, custom_hooks.Custom())
     found = []
     for indices in lanes.group(prepared)[0]:
         members = [prepared[i] for i in indices]

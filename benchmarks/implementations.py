@@ -15,7 +15,6 @@ from collections.abc import Callable
 import jax
 
 from benchmarks import ahead, common
-from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend
 
@@ -73,7 +72,7 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
             if theirs
             else "no PyTorch"
         )
-        chosen = backend.implementation(Config(), jax.default_backend())
+        chosen = backend.implementation(jax.default_backend())
         rows.append(
             {
                 "network": name,

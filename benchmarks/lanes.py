@@ -10,7 +10,7 @@ from collections.abc import Callable
 from benchmarks import common
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, lanes
-from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Custom
 from tsfl_jax.experiment.prepare import Prepared, load_dataset, prepare_all
 
 WORK = {"schedule__kind": "case1", "schedule__data_size": 256}
@@ -19,7 +19,7 @@ WORK = {"schedule__kind": "case1", "schedule__data_size": 256}
 def several(seeds: int, model: str, work: dict) -> list[Prepared]:
     """Experiments that differ in their seed only."""
     configs = [common.make_config(model, seed=s, **work) for s in range(seeds)]
-    return prepare_all(configs, Own(dataset=load_dataset(configs[0])))
+    return prepare_all(configs, Custom(dataset=load_dataset(configs[0])))
 
 
 def compiled(found: list[Prepared]) -> Callable[[], None]:

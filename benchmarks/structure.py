@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from benchmarks import ahead, common, lanes, own
 from tsfl_jax.experiment import backend, prepare, program
-from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Custom
 from tsfl_jax.experiment.lanes import make_arrays, make_group, single
 
 MAPPINGS = ("vmap", "sequential")
@@ -59,10 +59,10 @@ def worker(work: dict) -> dict:
 
 def _experiment(work: dict, settings: dict) -> tuple[prepare.Prepared, Mesh]:
     """One experiment, and the devices of this machine."""
-    name, theirs = work["network"], Own()
+    name, theirs = work["network"], Custom()
     if name in own.WORK:
         same = own.WORK[name]._replace(clients=work["clients"], samples=work["size"])
-        theirs, name = Own(model=same.network, dataset=own.data(same)), "vgg11"
+        theirs, name = Custom(model=same.network, dataset=own.data(same)), "vgg11"
     config = common.make_config(name, **settings)
     host = backend.start_jax(config)
     return prepare.prepare_validated(config, theirs), host

@@ -128,7 +128,7 @@ def client_shares(
     for point in points:
         changed = grid.changed(config, dict(point))
         made = prepare.prepare_validated(
-            changed, custom_hooks.Own(dataset=dataset), "-"
+            changed, custom_hooks.Custom(dataset=dataset), "-"
         )
         found.append(fleets.shares_of(made.config, dataset, made.partition.capacity))
     return found

@@ -14,7 +14,7 @@ import pandas
 from jaxtyping import Float, Int
 
 from tsfl_jax import rng
-from tsfl_jax.config import Config, get, seed_of
+from tsfl_jax.config import Config, get, seeds_of
 from tsfl_jax.experiment import splits
 from tsfl_jax.report import files
 from tsfl_jax.types import Dataset
@@ -68,7 +68,7 @@ class _Draws(NamedTuple):
 
 def _draw(config: Config) -> _Draws:
     N, T = get(config, "num_clients"), get(config, "num_intervals")
-    streams = rng.generator(seed_of(config, "fleet"), "fleet of numbers").spawn(4)
+    streams = rng.generator(seeds_of(config).fleet, "fleet of numbers").spawn(4)
     return _Draws(
         streams[0].standard_normal(N),
         streams[1].standard_normal(N),
@@ -89,8 +89,15 @@ def shares_of(
     config: Config, dataset: Dataset, size: Int[np.ndarray, "N"]
 ) -> Float[np.ndarray, "N C"]:
     """Shares of the classes in each client's samples, of the split that a run draws."""
-    labels, held_out = dataset.y_train, splits.held_out(config, dataset)
-    drawn = splits.draw_split(config, dataset, np.asarray(size), None, held_out, {})
+    labels, seed = dataset.y_train, seeds_of(config).split
+    held_out = splits.hold_out(dataset, config.data.validation, seed)
+    drawn = splits.draw_split(
+        config.partition,
+        dataset,
+        splits.FixedSamples(held_out),
+        np.asarray(size),
+        seed,
+    )
     counts = np.zeros((len(size), dataset.num_classes))
     for i, held in enumerate(drawn.capacity):
         counts[i] = np.bincount(

@@ -522,7 +522,7 @@ def test_the_steps_of_a_schedule_of_optax_start_anew_in_every_interval():
 def test_schedules_of_the_learning_rate_share_a_program():
     runs = [
         prepare.prepare_validated(
-            small(lr_schedule=kind, lr_decay=decay), custom_hooks.Own()
+            small(lr_schedule=kind, lr_decay=decay), custom_hooks.Custom()
         )
         for kind, decay in (("constant", 0.1), ("cosine", 0.2), ("steps", 0.3))
     ]

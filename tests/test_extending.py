@@ -345,7 +345,7 @@ def test_a_custom_component_is_a_rule_that_can_be_swept():
 
 
 def test_a_swept_component_is_traced_once():
-    config, own = prepare.adopted(small(), custom_hooks.Own(aggregator=Power()))
+    config, own = prepare.adopted(small(), custom_hooks.Custom(aggregator=Power()))
     configs = [tsfl_jax.config.replace(config, {"power.beta": b}) for b in (0.1, 0.5)]
     several = prepare.prepare_all(configs, own)
     [members], _ = lanes.group(several)

@@ -24,7 +24,13 @@ from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.data.skew import SkewConfig
 from tsfl_jax.models.networks import MODELS, ModelConfig
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.sections import LR_SCHEDULES, ConstantsConfig, General, SeedsConfig
+from tsfl_jax.sections import (
+    LR_SCHEDULES,
+    ConstantsConfig,
+    General,
+    Seeds,
+    SeedsConfig,
+)
 from tsfl_jax.stopping import StopConfig
 from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
@@ -195,10 +201,10 @@ def value(text: str, kind: type, argument: str) -> Any:
     raise UserError(f"{argument}: {text!r} is not {expected}")
 
 
-def seed_of(config: Config, source: str) -> int:
-    """The seed of a source of randomness: a name in `SeedsConfig`."""
-    seed = getattr(config.seeds, source)
-    return config.seed if seed < 0 else seed
+def seeds_of(config: Config) -> Seeds:
+    """The seed of each source of randomness: `seed`, where it has none of its own."""
+    seeds = vars(config.seeds).items()
+    return Seeds(**{name: config.seed if seed < 0 else seed for name, seed in seeds})
 
 
 def replace(config: Config, values: dict[str, Any]) -> Config:

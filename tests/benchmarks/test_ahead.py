@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from benchmarks import ahead, structure
-from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend
 from tsfl_jax.types import UserError
 
@@ -45,7 +44,7 @@ def test_what_is_missing_is_asked_for(monkeypatch):
 )
 def test_the_training_of_an_interval_is_one_command_buffer(network, target, work):
     """With the defaults on a GPU; of large networks two launches per step."""
-    best = backend.implementation(Config(), "gpu")
+    best = backend.implementation("gpu")
     how = {"mapping": best.mapping, "form": best.convolution}
     result = structure.compiled(network=network, target=target, **how, **work)
     s = result["structure"]

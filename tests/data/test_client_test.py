@@ -50,12 +50,12 @@ def test_a_client_whose_classes_are_not_tested_has_no_score():
 
 def test_own_samples_by_hand():
     own = np.array([1, 0, 1, 7, 0], np.int32)
-    found = client_test.by_owner(dataset(own), 3)
+    found = client_test.by_owner(dataset(own), np.arange(3))
     np.testing.assert_array_equal(found.group, [1, 0, 1, 2, 0])  # 7 is no client
     np.testing.assert_array_equal(found.size, [2, 2])
     score = np.array([[0.25, 0.75]])
     np.testing.assert_array_equal(client_test.by_client(found, score), score)
-    one = client_test.by_owner(dataset(own), 3, most=1)
+    one = client_test.by_owner(dataset(own), np.arange(3), most=1)
     mine = one.client[0]
     np.testing.assert_array_equal(one.group, np.where(own == mine, 0, 1))
     np.testing.assert_array_equal(one.size, [2])
@@ -66,7 +66,7 @@ def test_some_clients_are_the_same_whatever_is_scored():
     owner = np.arange(50, dtype=np.int32)
     x, y = np.zeros((50, 1), np.float32), np.zeros(50, int)
     data = dataset(owner)._replace(x_test=x, y_test=y)
-    first = client_test.by_owner(data, 50, 7).client
+    first = client_test.by_owner(data, np.arange(50), 7).client
     second = client_test.by_labels(data, rows, owner, True, 7).client
     np.testing.assert_array_equal(first, second)
     assert len({*first.tolist()}) == 7 and (np.diff(first) > 0).all()
@@ -75,7 +75,7 @@ def test_some_clients_are_the_same_whatever_is_scored():
 def test_data_without_clients_or_classes_are_refused():
     for test_client in (None, np.full(5, 7)):
         with pytest.raises(UserError, match="no test sample of hand belongs"):
-            client_test.by_owner(dataset(test_client), 3)
+            client_test.by_owner(dataset(test_client), np.arange(3))
     for changes in ({"classes": 1}, {"classifies": False}):
         with pytest.raises(UserError, match="hand has one class, or none"):
             labels(**changes)
@@ -96,7 +96,7 @@ def test_summary_by_hand():
 @pytest.mark.parametrize("intervals", [0, 3, 250])  # blocks are of 100
 def test_the_clients_of_each_interval_by_hand(intervals):
     own = np.array([1, 0, 1, 2, 0], np.int32)
-    found = client_test.by_owner(dataset(own), 9)
+    found = client_test.by_owner(dataset(own), np.arange(9))
     score = np.arange(intervals)[:, None] + np.array([[0.0, 10.0, 30.0]])
     history = {"group_accuracy": score, "group_loss": score, "rho": score}
     asked = np.tile([[5, 1, 2, 1]], (intervals, 1))  # 5 has no test samples

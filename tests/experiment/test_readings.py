@@ -15,9 +15,9 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import interval
 from tsfl_jax.experiment import initial_estimates, prepare
 from tsfl_jax.experiment.identity import identity_of
+from tsfl_jax.experiment.workload import draw_workload
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import RoundInfo
-from tsfl_jax.timeline.schedule import make_schedule
 from tsfl_jax.types import Constants, UserError
 
 TAU, SIZE = [1, 3, 4, 4], [64, 64, 32, 96]
@@ -98,17 +98,12 @@ def test_threshold_of_all_work():
         assert float(weights(threshold=value).threshold) == expected
     # Above H it is H, so that a client is always left.
     assert weights(threshold=9.0).selected[2:].all()
-    size = dict(num_intervals=3, num_clients=4, data_size=8)
-    for all_work, threshold in ((False, np.nan), (True, 2.5)):
-        drawn = make_schedule(
-            "case2",
-            upload_above=2,
-            all_work=all_work,
-            rng=np.random.default_rng(0),
-            **size,
-        )
-        assert drawn.tau.tolist() == [[0, 0, 3, 4]] * 3
-        np.testing.assert_array_equal(drawn.threshold, [threshold] * 3)
+    settings = {"num_intervals": 3, "num_clients": 4, "schedule.kind": "case2"}
+    for value, threshold in (("uploads", np.nan), ("all", 2.5)):
+        settings |= {"schedule.upload_above": 2, "dms.threshold": value}
+        times = draw_workload(replace(Config(), settings)).schedule
+        assert times.tau.tolist() == [[0, 0, 3, 4]] * 3
+        np.testing.assert_array_equal(times.threshold, [threshold] * 3)
 
 
 LABELS = np.repeat(np.arange(10), 40)

@@ -7,7 +7,6 @@ import pytest
 
 import tsfl_jax
 from tests.problems import small
-from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import weighting
 from tsfl_jax.timeline import cohort, crowd
 from tsfl_jax.timeline.schedule import complete
@@ -24,12 +23,10 @@ def mean_update(chosen, sampler, several, chance=1.0):
     settings = cohort.CohortConfig(size=2, sampler=sampler, groups=2)
     cohorts = cohort.make_cohorts(everyone, settings)
     client = np.array([ids for ids, _ in several])
-    config = replace(Config(), {"cohort.weighting": chosen, "cohort.size": 2})
-    config.schedule.dropout = 1 - chance
     tau = np.random.default_rng(0).integers(1, 5, client.shape)
     times = complete(tau, SIZE[client], client=client)
-    chance = cohort.inclusion(cohorts, client, True)
-    rho = weighting.shares(config, times, SIZE, chance)
+    asked_for = cohort.inclusion(cohorts, client, True)
+    rho = weighting.shares(chosen, times, SIZE, asked_for, 1 - chance)
     assert rho.dtype == np.float32 and rho.shape == client.shape
     return sum(
         p * r @ VALUE[list(ids)] for r, (ids, p) in zip(rho, several, strict=True)
@@ -81,13 +78,11 @@ def test_lost_updates_are_in_the_chance():
 def test_of_those_that_deliver():
     client, tau = np.array([[0, 2, 3], [1, 4, 5]]), np.array([[1, 0, 2], [0, 0, 0]])
     times = complete(tau, SIZE[client], client=client)
-    config = replace(Config(), {"cohort.size": 3})
-    assert weighting.shares(config, times, SIZE, np.full((2, 3), 0.5)) is None
-    config.cohort.weighting = "unbiased"
-    rho = weighting.shares(config, times, SIZE, np.full((2, 3), 0.5))
+    chance = np.full((2, 3), 0.5)
+    assert np.isnan(weighting.shares("ratio", times, SIZE, chance)).all()
+    rho = weighting.shares("unbiased", times, SIZE, chance)
     np.testing.assert_allclose(rho, [[3 * 5 / 24, 0, 3 * 2 / 24], [0, 0, 0]], rtol=1e-6)
-    config.cohort.weighting = "mean"
-    rho = weighting.shares(config, times, SIZE, np.full((2, 3), 0.5))
+    rho = weighting.shares("mean", times, SIZE, chance)
     np.testing.assert_array_equal(rho, [[0.5, 0, 0.5], [0, 0, 0]])
 
 
@@ -97,24 +92,22 @@ def test_nobody_may_deliver():
     (chosen, came), d = zip(*asked, strict=True), 0.3
     client, tau = np.array([ids for ids, _ in chosen]), np.array(came)
     chance = np.array([p for _, p in chosen]) * np.where(tau, 1 - d, d).prod(axis=1)
-    config = replace(Config(), {"cohort.size": 2, "cohort.weighting": "unbiased"})
     times = complete(tau, SIZE[client], client=client)
-    rho = weighting.shares(config, times, SIZE, np.full(client.shape, 1 / 3))
+    rho = weighting.shares("unbiased", times, SIZE, np.full(client.shape, 1 / 3))
     found = chance @ (rho * VALUE[client]).sum(axis=1)
     assert found == pytest.approx((1 - d**2) * GOAL, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["unbiased", "inverse"])
 def test_chances_must_be_known(name):
-    config = replace(Config(), {"cohort.size": 1, "cohort.weighting": name})
     client, tau = np.array([[0], [1]]), np.ones((2, 1), int)
     times = complete(tau, SIZE[client], client=client)
-    assert weighting.shares(config, times, SIZE, np.full((2, 1), 0.5)) is not None
+    assert (weighting.shares(name, times, SIZE, np.full((2, 1), 0.5)) > 0).all()
     with pytest.raises(UserError, match="not known how often"):
-        weighting.shares(config, times, SIZE, np.full((2, 1), np.nan))
+        weighting.shares(name, times, SIZE, np.full((2, 1), np.nan))
     if name == "unbiased":
         with pytest.raises(UserError, match="use inverse"):
-            weighting.shares(config, times, SIZE, np.array([[0.5], [0.25]]))
+            weighting.shares(name, times, SIZE, np.array([[0.5], [0.25]]))
 
 
 def config_of(algorithm, **changes):

@@ -6,7 +6,7 @@ import pytest
 from tests.problems import small
 from tsfl_jax import config
 from tsfl_jax.experiment import prepare, rule_settings
-from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Custom
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.averages import Server
 from tsfl_jax.rules.robust import Krum
@@ -35,10 +35,10 @@ READ = {  # setting → value, a rule that reads it, and one that does not
 def test_settings_of_a_component_that_was_not_chosen_are_refused(setting):
     value, reader, other = READ[setting]
     given = config.replace(config.Config(algorithm=reader), {setting: value})
-    rule_settings.check_read([given], Own())
+    rule_settings.check_read([given], Custom())
     given.algorithm = other
     with pytest.raises(UserError) as error:
-        rule_settings.check_read([given], Own())
+        rule_settings.check_read([given], Custom())
     message = str(error.value)
     assert f"--config.{setting}={value}: would be ignored" in message
     assert f"--config.algorithm={other}; it belongs to" in message
@@ -48,9 +48,9 @@ def test_settings_of_a_component_that_was_not_chosen_are_refused(setting):
 def test_in_a_sweep_some_run_must_read_a_setting():
     given = with_settings("dms", dms__coupling=0.02)
     other = config.replace(given, {"algorithm": "fedavg"})
-    rule_settings.check_read([given, other], Own())
+    rule_settings.check_read([given, other], Custom())
     with pytest.raises(UserError, match="coupling=0.02: would be ignored .*fedavg"):
-        rule_settings.check_read([other], Own())
+        rule_settings.check_read([other], Custom())
 
 
 def test_what_else_reads_the_settings_of_a_component():
@@ -60,8 +60,8 @@ def test_what_else_reads_the_settings_of_a_component():
     ):
         given = config.replace(config.Config(algorithm="fedavg"), {setting: 3})
         with pytest.raises(UserError, match="would be ignored"):
-            rule_settings.check_read([given], Own())
-        rule_settings.check_read([config.replace(given, reader)], Own())
+            rule_settings.check_read([given], Custom())
+        rule_settings.check_read([config.replace(given, reader)], Custom())
 
 
 def test_parameters_of_another_staleness_are_refused():
@@ -69,7 +69,7 @@ def test_parameters_of_another_staleness_are_refused():
         changes = {"staleness__kind": kind, f"staleness__{letter}": 2.0}
         given = with_settings("fedasync", "afl", **changes)
         with pytest.raises(UserError, match=rf"\.{letter}=2.0: would be ignored"):
-            rule_settings.check_read([given], Own())
+            rule_settings.check_read([given], Custom())
 
 
 def test_a_rule_of_the_users_own_names_what_it_reads():

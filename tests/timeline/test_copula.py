@@ -53,7 +53,7 @@ def windows(tmp_path):
 
 def measured(prepared):
     """What is known of each client, by name."""
-    y, size = prepared.dataset.y_train, prepared.workload.held
+    y, size = prepared.dataset.y_train, prepared.workload.num_samples
     rows = zip(prepared.partition.indices, size, strict=True)
     table = np.stack([np.bincount(y[row[:n]], minlength=5) for row, n in rows])
     fleet = prepared.workload.fleet

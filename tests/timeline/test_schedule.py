@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tsfl_jax
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import prepare, runner, summary
+from tsfl_jax.experiment.workload import draw_workload
 from tsfl_jax.theory import bounds
 from tsfl_jax.timeline import distributions, schedule
 from tsfl_jax.types import UserError
@@ -120,7 +121,9 @@ def test_a_longer_run_extends_a_shorter_one(T, more, seed):
 
 def test_upload_above():
     for above, tau in ((2, [0] * 10 + [3] * 5 + [4] * 5), (3, [0] * 15 + [4] * 5)):
-        assert make("case2", upload_above=above).tau[0].tolist() == tau
+        settings = {"schedule.kind": "case2", "schedule.upload_above": above}
+        times = draw_workload(replace(Config(), settings)).schedule
+        assert times.tau[0].tolist() == tau
 
 
 def test_dropout_only_takes_away():
@@ -154,7 +157,7 @@ def test_trace(tmp_path):
         ]
         assert made.tau.dtype == made.size.dtype == np.int32
     path = trace(tmp_path, "tau,Client,interval\n3,1,1")  # any order, no sizes
-    made = make("trace", N=2, size=7, trace=path, upload_above=2)
+    made = make("trace", N=2, size=7, trace=path)
     assert made.tau.tolist() == [[0, 0], [0, 3], [0, 0]] and (made.size == 7).all()
     away = make("trace", T=300, N=2, trace=trace(tmp_path, text[:37]), dropout=0.5)
     assert set(away.tau[:, 0]) <= {0, 4}

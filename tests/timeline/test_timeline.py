@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tsfl_jax.config import READERS, Config
 from tsfl_jax.experiment import workload
-from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Custom
 from tsfl_jax.experiment.rule_settings import check_read
 from tsfl_jax.timeline import FRAMEWORKS, Framework, deliveries, segments, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact
@@ -984,14 +984,15 @@ def test_the_number_of_events_is_known_beforehand(name, monkeypatch):
     config = timed(name, download="uniform(0.01,0.3)")
     config.num_intervals = 200
     _, fleet, trace, *_ = workload.draw_workload(config)
+    plan = workload.plan_of(config)
     work = trace.iterations[trace.client >= 0]
     # Of T-SFL, whose time is not all for them, iterations, of others tasks.
     known = work.sum() if name == "tsfl" else (work > 0).sum()
     monkeypatch.setattr(workload, "_MOST_EVENTS", 6 * known)
-    workload.simulate_timeline(config, fleet)
+    workload.simulate_timeline(plan, fleet)
     monkeypatch.setattr(workload, "_MOST_EVENTS", 0.9 * known)
     with pytest.raises(UserError, match="choose slower clients"):
-        workload.simulate_timeline(config, fleet)
+        workload.simulate_timeline(plan, fleet)
 
 
 # Rounds are as slow as who ends them; of a clock, a task per interval at most.
@@ -1041,7 +1042,7 @@ def test_which_settings_a_framework_reads():
     config.algorithm = "fedavg"
     validate(config)  # lanes of a sweep may have a framework that reads it
     with pytest.raises(UserError, match="buffer=4: would be ignored .*it belongs to"):
-        check_read([config], Own())
+        check_read([config], Custom())
 
 
 def test_very_many_iterations_of_a_task():

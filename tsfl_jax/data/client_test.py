@@ -109,25 +109,22 @@ def by_labels(
 
 def by_owner(
     dataset: Dataset,
-    num_clients: int,
+    among: Int[np.ndarray, "U"],
     most: int = 0,
-    among: Int[np.ndarray, "U"] | None = None,
 ) -> ClientTest:
     """The clients as groups, those that own test samples.
 
     Args:
       dataset: with `test_client`.
-      num_clients: N; others may own test samples, too, and are left out.
+      among: ids of those that may be scored; others may own test samples, too.
       most: M, clients to score, see `_sampled`; 0: all.
-      among: ids of those that may be scored; None: all.
 
     Raises:
       UserError: no test sample belongs to one of the clients.
     """
     owner = dataset.test_client
     owner = np.zeros(0, int) if owner is None else owner
-    client = np.unique(owner[owner < num_clients])
-    client = client if among is None else np.intersect1d(client, among)
+    client = np.unique(owner[np.isin(owner, among)])
     require(
         len(client),
         f"--config.evaluation.clients=own: no test sample of {dataset.name} belongs to "

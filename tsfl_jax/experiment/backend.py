@@ -37,12 +37,14 @@ _ACCELERATOR = Implementation("vmap", "slices")
 _CPU = Implementation("sequential", "fast")
 
 
-def implementation(config: Config, backend: str) -> Implementation:
-    """The implementation of a config on "cpu", "gpu", …; "auto" is the backend's."""
+def implementation(
+    backend: str, mapping: str = "auto", convolution: str = "auto"
+) -> Implementation:
+    """The implementation on "cpu", "gpu", …; "auto" is the backend's."""
     best = _CPU if backend == "cpu" else _ACCELERATOR
     return Implementation(
-        best.mapping if config.mapping == "auto" else config.mapping,
-        best.convolution if config.convolution == "auto" else config.convolution,
+        best.mapping if mapping == "auto" else mapping,
+        best.convolution if convolution == "auto" else convolution,
     )
 
 

@@ -16,7 +16,7 @@ from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Dataset, UserError
 
 
-class Own(NamedTuple):
+class Custom(NamedTuple):
     """A user's own parts, in place of those that the settings name; None: those."""
 
     model: Any = None  # a Flax module, linen or nnx, or a `networks.Model`
@@ -52,22 +52,22 @@ _TAKEN |= {"client", "run", "lane"}  # in the files of a sweep
 _TAKEN |= {*SETTINGS}  # columns of a sweep that has several values
 
 
-def checked(own: Own, dataset: Dataset, batch_size: int) -> Hooks:
+def checked(custom: Custom, dataset: Dataset, batch_size: int) -> Hooks:
     """The hooks, each None or a function that can work; names of metrics are free.
 
     Args:
-      own: augment is (key, x ``[B, ...]``, y ``[B, ...]``) → (x, y) of the same shapes
-        and dtypes, client_step `hooks.Step` → `hooks.Stepped`.
+      custom: augment is (key, x ``[B, ...]``, y ``[B, ...]``) → (x, y) of the same
+        shapes and dtypes, client_step `hooks.Step` → `hooks.Stepped`.
       dataset: for the shapes of a sample and of what the loss gets beside it.
       batch_size: B.
     """
-    for name in _TAKEN & {*(own.metrics or ())}:
+    for name in _TAKEN & {*(custom.metrics or ())}:
         raise UserError(
             f"metrics: {name!r} is a name of the history or of a setting; use another"
         )
-    augment, client_step = own.augment, own.client_step
+    augment, client_step = custom.augment, custom.client_step
     expected = "expected a function (key, x, y) -> (x, y), same shapes and dtypes"
-    if own.client_step is not None and not callable(own.client_step):
+    if custom.client_step is not None and not callable(custom.client_step):
         raise UserError(f"client_step={client_step!r}: expected a function of a Step")
     if augment is not None:
         shape = (batch_size, *dataset.x_train.shape[1:])

@@ -54,17 +54,17 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
     And the rule's name as the algorithm: its component's section, else "custom".
     Metrics are left out: they change no result.
     """
-    custom, digests = prepared.own._asdict(), prepared.fingerprints
+    custom, digests = prepared.custom._asdict(), prepared.fingerprints
     indices, _ = custom.pop("partition"), custom.pop("metrics")
     parts = {name: describe(part) for name, part in custom.items() if part is not None}
-    if prepared.own_data:
-        parts["dataset"] = f"{prepared.own_data} {digests['scale']}"
+    if prepared.custom_data:
+        parts["dataset"] = f"{prepared.custom_data} {digests['scale']}"
     if indices is not None:
         parts["partition"] = data.fingerprint(*indices)
     if "first parameters" in digests and not prepared.config.model.params:
         parts["params"] = digests["first parameters"]
     values = {f"custom {name}": digest for name, digest in parts.items()}
-    if (rule := prepared.own.aggregator) is not None:
+    if (rule := prepared.custom.aggregator) is not None:
         sections = (section_of(kind) for kind in rule.sections)
         names = [name for name in sections if not hasattr(Config(), name)]
         values["algorithm"] = "+".join(names) or "custom"
@@ -106,14 +106,14 @@ def depends_on_devices(prepared: Prepared) -> bool:
 
 def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
-    custom = prepared.own._asdict()
+    custom = prepared.custom._asdict()
     for name in ("dataset", "partition", "sampler", "params"):
         del custom[name]  # among the fingerprints
     described = {
         f"own {n}": describe(part) for n, part in custom.items() if part is not None
     }
     config = prepared.config
-    without = WITHOUT_EFFECT.union(rule_settings.unread(config, prepared.own))
+    without = WITHOUT_EFFECT.union(rule_settings.unread(config, prepared.custom))
     settings = {n: v for n, v in values_of(prepared).items() if n not in without}
     options = {name: getattr(jax.config, name) for name in _JAX}
     changed = {n: str(v) for n, v in options.items() if v != _JAX[n]}

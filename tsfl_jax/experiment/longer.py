@@ -9,7 +9,6 @@ import dataclasses
 import jax
 import numpy as np
 
-from tsfl_jax.config import replace
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import lanes
 from tsfl_jax.experiment.prepare import Prepared, schedule_fingerprints
@@ -45,8 +44,8 @@ def earlier(
         )
     times = prepared.workload.schedule
     first = jax.tree.map(lambda a: a[:updates] if np.ndim(a) else a, times)
-    shorter = replace(config, {"num_intervals": intervals})
-    return {"num_intervals": intervals} | schedule_fingerprints(shorter, first)
+    digests = schedule_fingerprints(first, config.timeline)
+    return {"num_intervals": intervals} | digests
 
 
 def _reads_intervals(program: Program, arrays: Arrays) -> bool:

@@ -11,11 +11,9 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
-from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory, quadratic, targets
-from tsfl_jax.data.quadratic import Quadratic, curvature
-from tsfl_jax.experiment import backend
-from tsfl_jax.experiment.custom_hooks import Own, input_dtype
+from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
+from tsfl_jax.experiment.custom_hooks import Custom, input_dtype
 from tsfl_jax.models import losses, networks, replay, rows, text, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.rules.base import Aggregator
@@ -38,64 +36,83 @@ class Network(NamedTuple):
         return sum(leaf.size for leaf in jax.tree.leaves(self.params["params"]))
 
 
-def curvature_of(config: Config, shape: tuple[int, ...]) -> Float[np.ndarray, "d"]:
+def curvature_of(
+    settings: QuadraticConfig, shape: tuple[int, ...]
+) -> Float[np.ndarray, "d"]:
     """λ ``[d]`` of the quadratic model, for samples of a shape."""
-    q = config.quadratic
-    return curvature(int(np.prod(shape)), q.smoothness, q.convexity)
+    return curvature(int(np.prod(shape)), settings.smoothness, settings.convexity)
 
 
-@functools.lru_cache(maxsize=8)
-def _traced(
-    model: Any, name: str, shape: tuple[int, ...], dtype: Any
-) -> tuple[Any, ...]:
-    """A network, traced; lanes and calls share ours."""
-    made = model if isinstance(model, networks.Model) else networks.from_flax(model)
-    return made, *tracing.trace(made._replace(name=made.name or name), shape, dtype)
+def _trace(module: Any, name: str, shape: tuple[int, ...], dtype: Any) -> tuple:
+    """A network as a `Model`, and what `tracing.trace` says of it."""
+    model = module if isinstance(module, networks.Model) else networks.from_flax(module)
+    return model, *tracing.trace(_named(model, name), shape, dtype)
 
 
-def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Network:
-    """The network of a config or of the user, with the user's loss and metrics."""
+def _named(model: networks.Model, name: str) -> networks.Model:
+    return model._replace(name=model.name or name)
+
+
+_trace_once = functools.lru_cache(maxsize=8)(_trace)  # ours, for all lanes and calls
+
+
+def _custom_network(
+    module: Any, form: str, dataset: Dataset
+) -> tuple[Network, jax.ShapeDtypeStruct]:
+    """A user's network with the fast convolutions, and shapes of its outputs."""
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
-    tokens, notes, short_notes = dtype == np.int32, (), tuple
-    name = config.model.name
-    module: Any = own.model
-    if module is not None:
-        name = getattr(own.model, "__name__", type(own.model).__name__)
-        name = "own" if name == "<lambda>" else name
-        model, params, outputs, found = _traced.__wrapped__(
-            own.model, name, shape, dtype
+    name = getattr(module, "__name__", type(module).__name__)
+    name = "own" if name == "<lambda>" else name
+    model, params, outputs, notes = _trace(module, name, shape, dtype)
+    named = _named(model, name)
+    x = jax.ShapeDtypeStruct((tracing.SAMPLES, *shape), dtype)
+    model, replay_notes = replay.replay(model, form, params, x)
+    notes += replay_notes
+    if dtype == np.int32:
+        notes += (
+            f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
+            "to the network as they are",
         )
-        named = model._replace(name=model.name or name)
-        short_notes = functools.cache(lambda: rows.notes(named, params, shape, dtype))
-        x = jax.ShapeDtypeStruct((tracing.SAMPLES, *shape), dtype)
-        model, notes = replay.replay(model, form, params, x)
-        if tokens:
-            notes += (
-                f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
-                "to the network as they are",
-            )
+    short_notes = functools.cache(lambda: rows.notes(named, params, shape, dtype))
+    return Network(model, name, form, params, notes, short_notes), outputs
+
+
+def _named_network(
+    settings: networks.ModelConfig,
+    quadratic_settings: QuadraticConfig,
+    form: str,
+    dataset: Dataset,
+) -> tuple[Network, jax.ShapeDtypeStruct]:
+    """A network of the table, and shapes of its outputs."""
+    shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
+    name = settings.name
+    _check_tokens(name, dataset, dtype == np.int32)
+    if networks.MODELS[name].make is None:  # the model of drawn data
+        module = Quadratic(tuple(curvature_of(quadratic_settings, shape).tolist()))
     else:
-        _check_tokens(name, dataset, bool(tokens))
-        module = (
-            Quadratic(tuple(curvature_of(config, shape).tolist()))
-            if networks.MODELS[name].make is None  # the model of drawn data
-            else networks.make_model(
-                config.model, targets.outputs(dataset), shape, form
-            )
-        )
-        model, params, outputs, found = _traced(module, name, shape, dtype)
-    metrics = own.metrics
+        module = networks.make_model(settings, targets.outputs(dataset), shape, form)
+    model, params, outputs, notes = _trace_once(module, name, shape, dtype)
     if isinstance(module, text.NextToken):  # its accuracy is no other's
-        metrics = text.METRICS | dict(metrics or {})
-    y = targets.of(dataset)[0]
-    learned = jax.ShapeDtypeStruct((tracing.SAMPLES, *y.shape[1:]), y.dtype)
+        model = model._replace(metrics=tuple(text.METRICS.items()))
+    return Network(model, name, form, params, notes), outputs
+
+
+def _with_measures(
+    network: Network, outputs: jax.ShapeDtypeStruct, dataset: Dataset, custom: Custom
+) -> Network:
+    """The network with the loss and the metrics that fit the data and the user's."""
+    model, metrics = network.model, custom.metrics
+    if custom.model is None and model.metrics:
+        metrics = dict(model.metrics) | dict(metrics or {})
     if targets.regresses(dataset):
-        same = model.loss is losses.cross_entropy
-        loss = losses.squared_error if same else model.loss
+        loss = model.loss
+        loss = losses.squared_error if loss is losses.cross_entropy else loss
         model = model._replace(loss=loss, classifies=False)
-    model = with_measures(model, own.loss, metrics, outputs, learned)
-    model, said = networks.decide_task(model, outputs, dataset.num_classes)
-    return Network(model, name, form, params, found + said + notes, short_notes)
+    y = targets.of(dataset)[0]
+    labels = jax.ShapeDtypeStruct((tracing.SAMPLES, *y.shape[1:]), y.dtype)
+    model = with_measures(model, custom.loss, metrics, outputs, labels)
+    model, notes = networks.decide_task(model, outputs, dataset.num_classes)
+    return network._replace(model=model, notes=network.notes + notes)
 
 
 def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
@@ -122,31 +139,37 @@ def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
 
 
 def make_network(
-    config: Config, dataset: Dataset, own: Own, made: dict[str, Network] | None = None
-) -> tuple[Network, str]:
-    """The network of a config, or the user's own, and how its clients are mapped.
+    settings: networks.ModelConfig,
+    quadratic_settings: QuadraticConfig,
+    form: str,
+    dataset: Dataset,
+    custom: Custom,
+    traced: dict[str, Network] | None = None,
+) -> Network:
+    """The network of the settings, or the user's own.
 
     Args:
-      config: all settings.
+      settings: which network of the table.
+      quadratic_settings: of the model of quadratic data.
+      form: a key of `convolution.CONVOLUTIONS`.
       dataset: for the shape of a sample and the number of classes.
-      own: the user's own network, loss and metrics.
-      made: networks of other experiments with the same `own`, by what they depend on;
-        this one is added, so that a network is traced once.
-
-    Returns:
-      The network, and "sequential" or "vmap".
+      custom: the user's network, loss and metrics.
+      traced: networks of other experiments with the same `custom`, by what they depend
+        on; this one is added, so that a network is traced once.
     """
-    mapping, form = backend.implementation(config, jax.default_backend())
-    made = {} if made is None else made
-    x = dataset.x_train
-    key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"
-    y = targets.of(dataset)[0]
+    traced = {} if traced is None else traced
+    x, y = dataset.x_train, targets.of(dataset)[0]
+    key = f"{settings}{quadratic_settings}{form}{x.shape[1:]}{x.dtype}"
     key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}"
-    if key not in made:
-        made[key] = _known_network(config, own, form, dataset)
-    network = made[key]
+    if key not in traced:
+        if custom.model is None:
+            parts = _named_network(settings, quadratic_settings, form, dataset)
+        else:
+            parts = _custom_network(custom.model, form, dataset)
+        traced[key] = _with_measures(*parts, dataset, custom)
+    network = traced[key]
     slips = in_memory.notes(dataset, network.model.classifies)
-    return network._replace(notes=network.notes + slips), mapping
+    return network._replace(notes=network.notes + slips)
 
 
 def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
@@ -162,6 +185,6 @@ def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray,
 def exact_of(prepared: Any) -> quadratic.Exact:
     """The true constants of quadratic data, with w⁰ = 0, as these clients hold them."""
     config, x = prepared.config, prepared.dataset.x_train
-    curved, split = curvature_of(config, x.shape[1:]), prepared.partition
-    held, start = (split.indices, split.capacity), np.zeros(len(curved))
-    return quadratic.exact(x, *held, curved, config.batch_size, start)
+    curved, split = curvature_of(config.quadratic, x.shape[1:]), prepared.partition
+    start, size = np.zeros(len(curved)), config.batch_size
+    return quadratic.exact(x, split.indices, split.capacity, curved, size, start)

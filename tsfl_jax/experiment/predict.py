@@ -43,7 +43,10 @@ def predict(
     config, custom = accepted(config, model=model, dataset=dataset)
     backend.start_jax(config)
     data = load_dataset(config) if dataset is None else in_memory.check(dataset)
-    network, _ = make_network(config, data, custom)
+    _, form = backend.implementation(
+        jax.default_backend(), config.mapping, config.convolution
+    )
+    network = make_network(config.model, config.quadratic, form, data, custom)
     params = trained.fitted(trees.named(params), network.params, "params=")
     used = precision.with_precision(network.model, config.precision)
     labels = targets.of(data)[1]

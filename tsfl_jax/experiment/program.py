@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from tsfl_jax import rng
-from tsfl_jax.config import seed_of
+from tsfl_jax.config import seeds_of
 from tsfl_jax.data import targets, validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
@@ -210,7 +210,7 @@ def sizes_of(
 ) -> tuple[Float[np.ndarray, "U"], Float[np.ndarray, ""]]:
     """Samples of each client on the device, and of all others together."""
     num_samples = prepared.partition.capacity
-    total = prepared.workload.held.sum(dtype=np.int64)
+    total = prepared.workload.num_samples.sum(dtype=np.int64)
     elsewhere = total - num_samples.sum(dtype=np.int64)
     return num_samples.astype(np.float32), np.asarray(elsewhere, np.float32)
 
@@ -293,10 +293,8 @@ def make_inputs(
 
 def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
     """(of the initial model, of training, which the run folds its streams from)."""
-    model = rng.key(seed_of(prepared.config, "model"))
-    return rng.fold(model, "initial model"), rng.key(
-        seed_of(prepared.config, "batches")
-    )
+    model = rng.key(seeds_of(prepared.config).model)
+    return rng.fold(model, "initial model"), rng.key(seeds_of(prepared.config).batches)
 
 
 def initial_state(

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 
 from tsfl_jax.config import Config, flat, replace, settings_of
 from tsfl_jax.experiment import grid, shards, sweep_folder, sweeps
-from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Custom
 from tsfl_jax.experiment.prepare import adopted
 from tsfl_jax.report import files, progress
 from tsfl_jax.types import UserError, one_line, user_code
@@ -79,7 +79,7 @@ def run(
     if workdir is None:
         raise UserError("ray: needs a workdir, a folder that all workers see")
     folder = files.folder_of(workdir).absolute()
-    named_config, parts = adopted(config, Own(**custom))
+    named_config, parts = adopted(config, Custom(**custom))
     points = grid.points(swept, settings_of(type(named_config)))
     if type(named_config) is type(config):  # a rule of the package goes by its name
         config, custom = named_config, parts._asdict()

@@ -3,10 +3,8 @@
 Which settings a component reads is declared beside it, in its folder's table.
 """
 
-import dataclasses
+from collections.abc import Iterable
 from typing import Any
-
-import optax
 
 from tsfl_jax import components
 from tsfl_jax import config as settings
@@ -14,21 +12,23 @@ from tsfl_jax.components import Part, declared, listed, section_of
 from tsfl_jax.config import COMMON, READERS, Config, chosen_parts, get
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.partition import PARTITIONS
+from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import weighting
-from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Custom
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle
 from tsfl_jax.sections import ConstantsConfig
-from tsfl_jax.types import HParams, Params, Schedule, UserError
+from tsfl_jax.types import Dataset, HParams, Params, Schedule, UserError
 from tsfl_jax.uplink import chain_of
 from tsfl_jax.uplink.base import Uplink
 
 
-def rule_of(config: Config, own: Own) -> Aggregator:
+def rule_of(config: Config, custom: Custom) -> Aggregator:
     """The rule of a run: the user's own, or that of the table."""
-    return weighting.applied(config, own.aggregator or AGGREGATORS[config.algorithm])
+    rule = custom.aggregator or AGGREGATORS[config.algorithm]
+    return weighting.applied(config.cohort.weighting, rule, config.algorithm)
 
 
 def sections(config: Config, rule: Aggregator) -> tuple[type, ...]:
@@ -58,7 +58,7 @@ def needs_constants(config: Config, rule: Aggregator) -> bool:
 
 # What chooses a component → the argument that gives one's own instead, and what that
 # still reads.
-_GIVEN = {
+_CUSTOM = {
     "algorithm": ("aggregator", Part()),
     "data.name": ("dataset", Part(reads=("data.validation",))),
     "partition.kind": ("partition", PARTITIONS["client"]),
@@ -72,61 +72,65 @@ _GIVEN = {
 }
 
 
-def is_own_data(config: Config, own: Own) -> bool:
-    """Whether `own` has other samples than those that the settings name."""
+def is_custom_data(settings: DataConfig, dataset: Dataset | None) -> bool:
+    """Whether a user's samples are others than those that the settings name."""
     # Data that are drawn for the clients: the model has their settings, too.
-    drawn = DATASETS[config.data.name].make is None
-    loaded = drawn or getattr(own.dataset, "source", "") == str(config.data)
-    return own.dataset is not None and not loaded
+    is_drawn = DATASETS[settings.name].make is None
+    is_loaded = is_drawn or getattr(dataset, "source", "") == str(settings)
+    return dataset is not None and not is_loaded
 
 
-def _given(config: Config, own: Own) -> dict[str, tuple[str, Part]]:
-    found = {by: g for by, g in _GIVEN.items() if getattr(own, g[0]) is not None}
-    if not is_own_data(config, own):
-        found.pop("data.name", None)
-    return found
+def _replaced(config: Config, custom: Custom) -> dict[str, tuple[str, Part]]:
+    """Those of `_CUSTOM` that a user replaces."""
+    is_replaced = {n: part is not None for n, part in custom._asdict().items()}
+    is_replaced["dataset"] = is_custom_data(config.data, custom.dataset)
+    return {by: row for by, row in _CUSTOM.items() if is_replaced[row[0]]}
 
 
-def unread(config: Config, own: Own) -> dict[str, str]:
+def unread(config: Config, custom: Custom) -> dict[str, str]:
     """Settings of components that were not chosen → the setting that chooses."""
-    parts = {by: part for by, (_, part) in _given(config, own).items()}
-    rule = rule_of(config, own)
-    several = sections(config, rule) + (ConstantsConfig,) * config.measure_clients
-    parts["algorithm"] = Part(reads=rule.reads, sections=several)
+    parts = {by: part for by, (_, part) in _replaced(config, custom).items()}
+    rule = rule_of(config, custom)
+    kinds = sections(config, rule) + (ConstantsConfig,) * config.measure_clients
+    parts["algorithm"] = Part(reads=rule.reads, sections=kinds)
     return settings.unread(config, parts)
 
 
-def check_read(configs: list[Config], own: Own) -> None:
+def check_read(configs: list[Config], custom: Custom) -> None:
     """Refuse a changed setting of a component that no run has chosen.
 
     Args:
       configs: of one run, or of all runs of a sweep.
-      own: parts of the user's own.
+      custom: parts of the user's own.
 
     Raises:
       UserError: a setting that is not at its default and would be ignored.
     """
-    default, read, ignored = Config(), set(), {}
+    read, ignored = set(), {}
     for config in configs:
-        changed = {n for n in READERS if _differs(get(config, n), get(default, n))}
-        left = unread(config, own) if changed else {}
+        changed = _changed(config, READERS)
+        left = unread(config, custom) if changed else {}
         read |= changed - {*left}
         ignored |= {name: config for name in changed & {*left}}
     for name in (n for n in READERS if n in ignored and n not in read):
         config = ignored[name]
-        by = unread(config, own)[name]
-        chosen, values = f"--config.{by}={get(config, by)}", READERS[name][by]
-        given = _given(config, own)
-        chosen = f"{given[by][0]}=" if by in given else chosen
+        by = unread(config, custom)[name]
+        replaced, values = _replaced(config, custom), READERS[name][by]
+        chosen = f"--config.{by}={get(config, by)}"
+        chosen = f"{replaced[by][0]}=" if by in replaced else chosen
         way = "give that another value"
         if values:
             way = f"it belongs to {listed([v or 'an empty one' for v in values])}"
-        mine = f"--config.{name}={get(config, name)}"
-        raise UserError(f"{mine}: would be ignored with {chosen}; {way}")
+        flag = f"--config.{name}={get(config, name)}"
+        raise UserError(f"{flag}: would be ignored with {chosen}; {way}")
 
 
-def _differs(value: object, default: object) -> bool:
-    return (tuple(value) if isinstance(value, list) else value) != default
+def _changed(config: Config, names: Iterable[str]) -> set[str]:
+    """Those settings that are not at their defaults."""
+    default = Config()
+    values = {n: get(config, n) for n in names}
+    values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+    return {n for n, value in values.items() if value != get(default, n)}
 
 
 def check(config: Config, rule: Aggregator) -> None:
@@ -138,58 +142,68 @@ def check(config: Config, rule: Aggregator) -> None:
     parts = chosen_parts(config)
     del parts["algorithm"]
     chosen = [kind for part in parts.values() for kind in part.sections]
-    for kind in (*COMMON, *chosen, *sections(config, rule)):
-        own = getattr(config, section_of(kind))
-        getattr(kind, "check", lambda own, config, rule: None)(own, config, rule)
-    values = dataclasses.asdict(config.constants)
-    names = ("smoothness", "grad_sq_norm", "grad_variance")
-    missing = [f"--config.constants.{name}" for name in names if values[name] < 0]
-    if values["when"] == "given" and missing and needs_constants(config, rule):
+    kinds: list[Any] = [*COMMON, *chosen, *sections(config, rule)]
+    for kind in kinds:
+        if hasattr(kind, "check"):
+            kind.check(getattr(config, section_of(kind)), config, rule)
+    missing = [
+        f"--config.constants.{name}"
+        for name in ("smoothness", "grad_sq_norm", "grad_variance")
+        if getattr(config.constants, name) < 0
+    ]
+    is_given = config.constants.when == "given"
+    if is_given and missing and needs_constants(config, rule):
         raise UserError(
             f"--config.constants.when=given: {listed(missing)} is not given; give it, "
             "or choose once or interval"
         )
 
 
-def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
+def check_needs(config: Config, rule: Aggregator, custom: Custom) -> None:
     """Check that the rule and what is measured get what they need.
 
     Raises:
-      UserError: no validation samples, untrained clients, local layers, or steps other
-        than those of SGD, where something needs the contrary.
+      UserError: no validation samples, untrained clients, local layers, test samples of
+        clients, or steps other than those of SGD, where something needs the contrary.
     """
     regret, leave_one = "--config.measure_regret=True", "leave one of them out"
-    chosen = f"--config.algorithm={config.algorithm}"
-    chosen = chosen if own.aggregator is None else "aggregator="
-    uses_validation = rule.mixing.uses_validation or config.measure_regret
-    if uses_validation and not config.data.validation:
-        reason = f"{chosen} chooses its weights"
-        reason = f"{regret} measures" if config.measure_regret else reason
+    algorithm = "aggregator=" if custom.aggregator else ""
+    algorithm = algorithm or f"--config.algorithm={config.algorithm}"
+    cause = regret if config.measure_regret else algorithm
+    if not config.data.validation and (
+        rule.mixing.uses_validation or config.measure_regret
+    ):
         raise UserError(
-            f"--config.data.validation=0: {reason} on samples that no client holds; "
+            f"--config.data.validation=0: {cause} needs samples that no client holds; "
             "hold some out, as --config.data.validation=500"
         )
     if not config.train_all and (rule.stacks or config.measure_regret):
-        what = regret if config.measure_regret else chosen
         raise UserError(
-            f"--config.train_all=False: {what} needs the models of all clients; "
+            f"--config.train_all=False: {cause} needs the models of all clients; "
             f"{leave_one}"
         )
     keeping = [link for link in chain_of(config) if link.keeps_variables]
     for name in _asking(config, rule, keeping) if keeping else ():
         is_score = name == "evaluation.clients"
         way = "score the clients' models: labels or own" if is_score else leave_one
-        cause = next(n for n in declared(keeping[0].section) if get(config, n))
+        keeps = next(n for n in declared(keeping[0].section) if get(config, n))
         raise UserError(
-            f"--config.{name}={get(config, name)} with --config.{cause}="
-            f"{get(config, cause)}: the global model's local layers are not trained, "
+            f"--config.{name}={get(config, name)} with --config.{keeps}="
+            f"{get(config, keeps)}: the global model's local layers are not trained, "
             f"so that it says nothing alone; {way}"
         )
-    changed = [n for n in ("optimizer", "client_step") if getattr(own, n) is not None]
-    if own.aggregator is None and rule.clients.counts_on_sgd and changed:
+    has_owners = config.partition.kind == "client" or custom.partition is not None
+    if config.evaluation.clients == "own" and not has_owners:
         raise UserError(
-            f"{chosen}: it is made for the steps of the package's own SGD; leave out "
-            f"{changed[0]}="
+            f"--config.evaluation.clients=own: with --config.partition.kind="
+            f"{config.partition.kind} clients train on other samples than those that "
+            "belong to them; choose --config.partition.kind=client, or labels"
+        )
+    steps = [n for n in ("optimizer", "client_step") if getattr(custom, n) is not None]
+    if not custom.aggregator and rule.clients.counts_on_sgd and steps:
+        raise UserError(
+            f"{algorithm}: it is made for the steps of the package's own SGD; leave "
+            f"out {steps[0]}="
         )
 
 
@@ -215,11 +229,12 @@ def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
     Raises:
       UserError: a rule that cannot work with so few clients per update.
     """
-    found = ()
+    lines = ()
     for kind in sections(config, rule):
-        own = getattr(config, section_of(kind))
-        found += getattr(own, "notes", lambda *given: ())(config, rule, times)
-    return found
+        if hasattr(kind, "notes"):
+            values = getattr(config, section_of(kind))
+            lines += kind.notes(values, config, rule, times)
+    return lines
 
 
 # Settings that only the package's own SGD is sure to read → the hyper-parameter.
@@ -227,29 +242,18 @@ _OF_SGD = {n: n for n in ("momentum", "clip_norm", "lr")} | {"lr_schedule": "lr"
 
 
 def optimizer_notes(
-    config: Config, own: Own, rule: Aggregator, hparams: HParams, params: Params
+    config: Config, custom: Custom, rule: Aggregator, hparams: HParams, params: Params
 ) -> tuple[str, ...]:
-    """Notes on settings of SGD that a user's own optimizer does not read.
-
-    Raises:
-      UserError: it is made already, and one asks for what it does not do.
-    """
-    changed = [name for name in _OF_SGD if get(config, name) != get(Config(), name)]
-    if own.optimizer is None or own.client_step is not None or not changed:
+    """Notes on settings of SGD that a user's own optimizer does not read."""
+    changed = _changed(config, _OF_SGD)
+    if custom.optimizer is None or custom.client_step is not None or not changed:
         return ()
-    made = isinstance(own.optimizer, optax.GradientTransformation)
-    read = optimizers.check(optimizers.as_factory(own.optimizer), hparams, params)
-    if own.aggregator or rule.mixing.uses_constants or rule.mixing.uses_gradients:
+    factory = optimizers.as_factory(custom.optimizer)
+    read = optimizers.check(factory, hparams, params)
+    if custom.aggregator or rule.mixing.uses_constants or rule.mixing.uses_gradients:
         read |= {"lr"}  # by the rule
-    found = ()
-    for name in changed:
-        if made and name != "lr" and get(config, name):
-            raise UserError(
-                f"--config.{name}={get(config, name)}: would be ignored, since "
-                "optimizer= is made already; leave it out, or give a function of "
-                "HParams, like lambda h: optax.sgd(h.lr, h.momentum)"
-            )
-        if _OF_SGD[name] not in read:
-            value = get(config, name)
-            found += (f"{name}={value} has no effect: optimizer= does not read it",)
-    return found
+    return tuple(
+        f"{name}={get(config, name)} has no effect: optimizer= does not read it"
+        for name, field in _OF_SGD.items()
+        if name in changed and field not in read
+    )

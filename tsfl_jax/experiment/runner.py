@@ -47,7 +47,7 @@ class Experiment(NamedTuple):
 
 
 def build(config: Config, **custom: Any) -> Experiment:
-    """Make everything of an experiment; `custom` are fields of `custom_hooks.Own`."""
+    """Make everything of an experiment; `custom` are fields of `Custom`."""
     config, parts = accepted(config, **custom)
     mesh = backend.start_jax(config)
     prepared = prepare_validated(config, parts)

@@ -1,170 +1,185 @@
 """Which samples are for validation and which each client holds, by the settings."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax import rng
-from tsfl_jax.config import Config, seed_of
 from tsfl_jax.data import client_test as tests
 from tsfl_jax.data import (
     fixed_partition,
     partition,
     population,
-    skew,
     validation,
     whole_splits,
 )
-from tsfl_jax.experiment.network import Network
+from tsfl_jax.data.client_test import ClientTest, EvaluationConfig
+from tsfl_jax.data.fixed_partition import Lists
+from tsfl_jax.data.partition import PartitionConfig
+from tsfl_jax.sections import Seeds
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import Dataset, Partition, UserError
-from tsfl_jax.uplink import chain_of
 
 
-def held_out(config: Config, dataset: Dataset) -> Int[np.ndarray, "V"] | None:
-    """The validation samples, None if there are none."""
-    if not config.data.validation:
-        return None
-    generator = rng.generator(seed_of(config, "split"), "validation")
-    return validation.hold_out(dataset.y_train, config.data.validation, generator)
+class FixedSamples(NamedTuple):
+    """What is known of the samples before anything of the clients is drawn."""
+
+    held_out: Int[np.ndarray, "V"] | None = None  # for validation; None: there are none
+    lists: Lists | None = None  # each client's samples; None: they are to be drawn
+    scores: copula.Scores = {}  # of `copula`
+
+    @property
+    def num_samples(self) -> Int[np.ndarray, "N"] | None:
+        """Number of samples of each client, where they are not drawn."""
+        return None if self.lists is None else np.array([*map(len, self.lists)])
 
 
-def given(
-    config: Config, own: Any, dataset: Dataset
-) -> tuple[Int[np.ndarray, "V"] | None, fixed_partition.Lists | None]:
-    """The validation samples, and each client's samples where they are not drawn.
+def hold_out(dataset: Dataset, number: int, seed: int) -> Int[np.ndarray, "V"] | None:
+    """So many validation samples, None if there are none; `seed` is that of splits."""
+    generator = rng.generator(seed, "validation")
+    return validation.hold_out(dataset.y_train, number, generator) if number else None
 
-    `own` are lists of indices per client; None: as the settings say.
+
+def fix_samples(
+    settings: PartitionConfig,
+    custom: Any,
+    dataset: Dataset,
+    num_clients: int,
+    num_validation: int,
+    copula_text: str,
+    seeds: Seeds,
+) -> FixedSamples:
+    """Hold samples out, and make the splits that do not depend on the workload.
+
+    Args:
+      settings: how samples are split.
+      custom: lists of indices per client; None: as the settings say.
+      dataset: with the training samples.
+      num_clients: N.
+      num_validation: V, samples that no client holds.
+      copula_text: see `copula`.
+      seeds: those of the split and the fleet.
+
+    Raises:
+      UserError: a split that these samples do not have.
     """
-    held = held_out(config, dataset)
-    kind, clients = config.partition.kind, config.num_clients
-    if own is None and kind in whole_splits.KINDS:
-        generator = rng.generator(seed_of(config, "split"), "whole split")
-        lists = whole_splits.lists(
-            dataset.y_train, clients, config.partition, generator
-        )
+    held_out, fixed = hold_out(dataset, num_validation, seeds.split), {}
+    if custom is None and settings.kind in whole_splits.KINDS:
+        generator = rng.generator(seeds.split, "whole split")
+        lists = whole_splits.lists(dataset.y_train, num_clients, settings, generator)
     else:
-        lists = fixed_partition.client_lists(own, kind, dataset, clients)
+        kind = settings.kind
+        lists = fixed_partition.client_lists(custom, kind, dataset, num_clients)
     if lists is not None:
-        lists = lists if held is None else validation.without(lists, held)
-    return held, lists
-
-
-def ties(
-    config: Config, lists: fixed_partition.Lists | None, dataset: Dataset
-) -> tuple[Int[np.ndarray, "N"] | None, copula.Scores]:
-    """Each client's number of samples where it is given, and scores of `copula`."""
-    text, known, held = config.timeline.copula, {}, None
-    if lists is not None:
-        held = np.array([len(rows) for rows in lists])
-    if not text:
-        return held, {}
+        lists = lists if held_out is None else validation.without(lists, held_out)
+    if not copula_text:
+        return FixedSamples(held_out, lists)
     if lists is not None:
         C, y = dataset.num_classes, dataset.y_train
         table = np.stack([np.bincount(y[rows], minlength=C) for rows in lists])
         rare = copula.rarity(table.astype(float), np.bincount(y, minlength=C))
-        known = {"size": held, "rarity": rare}
-    seed = seed_of(config, "fleet")
-    return held, copula.scores(text, config.num_clients, seed, known)
+        fixed = {"size": np.array([*map(len, lists)]), "rarity": rare}
+    scores = copula.scores(copula_text, num_clients, seeds.fleet, fixed)
+    return FixedSamples(held_out, lists, scores)
 
 
 def draw_split(
-    config: Config,
+    settings: PartitionConfig,
     dataset: Dataset,
+    fixed: FixedSamples,
     capacity: Int[np.ndarray, "N"],
-    lists: fixed_partition.Lists | None,
-    held_out: Int[np.ndarray, "V"] | None,
-    tied: copula.Scores,
+    seed: int,
     drawn: Int[np.ndarray, "U"] | None = None,
 ) -> Partition:
-    """The samples of each client, drawn or given; under cohorts of some clients.
+    """The samples of each client, drawn or given.
 
-    What a client holds does not depend on who else is `drawn`. `tied` are scores of
-    `copula`.
+    Args:
+      settings: how they are drawn.
+      dataset: with the training samples.
+      fixed: from `fix_samples`.
+      capacity: the most samples that each client ever has.
+      seed: of the split.
+      drawn: clients that get theirs, which do not depend on the others; None: all.
+
+    Raises:
+      UserError: there are too few samples, or a split that cannot have the scores.
     """
-    drawn = drawn if config.cohort.size else None
-    generator = rng.generator(seed_of(config, "split"), "partition")
+    generator, rarity = rng.generator(seed, "partition"), fixed.scores.get("rarity")
+    held_out, lists = fixed.held_out, fixed.lists
     if lists is not None:
         if drawn is None:
             return fixed_partition.as_partition(lists, generator)
         return fixed_partition.as_partition([lists[i] for i in drawn], None)
-    labels, given = dataset.y_train, (capacity, drawn, generator, tied.get("rarity"))
+    if rarity is not None and settings.kind not in ("dirichlet", "shards"):
+        raise UserError(
+            f"--config.partition.kind={settings.kind}: rarity of labels, in "
+            "--config.timeline.copula, needs dirichlet, shards or a given split"
+        )
+    labels = dataset.y_train
     if held_out is None:
-        return _drawn_split(config, labels, *given)
-    rest = validation.left(len(labels), held_out)
+        return _drawn_split(settings, labels, capacity, seed, generator, rarity, drawn)
+    free = validation.left(len(labels), held_out)
     try:
-        found = _drawn_split(config, labels[rest], *given)
+        split = _drawn_split(
+            settings, labels[free], capacity, seed, generator, rarity, drawn
+        )
     except UserError as error:
-        taken = f"--config.data.validation={len(held_out)} leaves {len(rest)} samples"
+        taken = f"--config.data.validation={len(held_out)} leaves {len(free)} samples"
         raise UserError(f"{taken}: {error}") from error
-    return found._replace(indices=rest[found.indices].astype(np.int32))
+    return split._replace(indices=free[split.indices].astype(np.int32))
 
 
 def _drawn_split(
-    config: Config,
+    settings: PartitionConfig,
     labels: Int[np.ndarray, "M"],
     capacity: Int[np.ndarray, "N"],
-    drawn: Int[np.ndarray, "U"] | None,
+    seed: int,
     generator: np.random.Generator,
-    rare: Float[np.ndarray, "N"] | None,
+    rarity: Float[np.ndarray, "N"] | None,
+    drawn: Int[np.ndarray, "U"] | None,
 ) -> Partition:
-    """A drawn split, of the clients `drawn`; None: all.
-
-    Only where clients share samples at random the others cost nothing.
-    """
-    if rare is not None and config.partition.kind not in ("dirichlet", "shards"):
-        raise UserError(
-            f"--config.partition.kind={config.partition.kind}: rarity of labels, in "
-            "--config.timeline.copula, needs dirichlet, shards or a given split"
+    """A drawn split; only where clients share samples at random the others are free."""
+    total = int(capacity.sum(dtype=np.int64))
+    is_shared = settings.replacement and total > len(labels) >= capacity.max()
+    if drawn is not None and is_shared and settings.kind == "iid":
+        rows = population.views(drawn, capacity[drawn], len(labels), seed)
+        note = (
+            f"the clients hold {total:,} samples and there are {len(labels):,}: each "
+            "holds a piece of them in random order, as "
+            "--config.partition.replacement=True allows"
         )
-    p, total = config.partition, int(capacity.sum(dtype=np.int64))
-    sharing = p.replacement and total > len(labels) >= capacity.max()
+        return Partition(rows, capacity[drawn], (note,))
+    split = partition.make_partition(labels, capacity, settings, generator, rarity)
     if drawn is None:
-        return partition.make_partition(labels, capacity, p, generator, rare)
-    own = capacity[drawn]
-    if not sharing or p.kind != "iid":
-        found = partition.make_partition(labels, capacity, p, generator, rare)
-        return Partition(found.indices[drawn, : own.max()], own, found.notes)
-    rows = population.views(drawn, own, len(labels), seed_of(config, "split"))
-    note = (
-        f"the clients hold {total:,} samples and there are {len(labels):,}: each holds "
-        "a piece of them in random order, as --config.partition.replacement=True allows"
-    )
-    return Partition(rows, own, (note,))
-
-
-def skewed(
-    config: Config, dataset: Dataset, split: Partition, digest: str
-) -> tuple[Dataset, str]:
-    """The data set as its clients have it, and its digest; "": not known."""
-    found = skew.skewed(dataset, split, config.partition, seed_of(config, "split"))
-    return found, digest if found is dataset else ""
+        return split
+    width = capacity[drawn].max()
+    return Partition(split.indices[drawn, :width], capacity[drawn], split.notes)
 
 
 def client_test(
-    config: Config,
-    own: Any,
+    settings: EvaluationConfig,
     dataset: Dataset,
     split: Partition,
     drawn: Int[np.ndarray, "U"],
-    network: Network,
-) -> tests.ClientTest | None:
-    """The clients that are scored, by the settings; None: none."""
-    how, number = config.evaluation.clients, config.evaluation.number
-    if how == "labels":
-        return tests.by_labels(dataset, split, drawn, network.model.classifies, number)
-    if how == "none":
-        return None
-    if config.partition.kind != "client" and own.partition is None:
-        raise UserError(
-            f"--config.evaluation.clients=own: with --config.partition.kind="
-            f"{config.partition.kind} clients train on other samples than those that "
-            "belong to them; choose --config.partition.kind=client, or labels"
-        )
-    # Clients that never work have no layers of their own.
-    among = drawn if any(link.is_personal for link in chain_of(config)) else None
-    return tests.by_owner(dataset, config.num_clients, number, among)
+    owners: Int[np.ndarray, "_"],
+    classifies: bool | None,
+) -> ClientTest | None:
+    """The clients that are scored, by the settings; None: none.
+
+    Args:
+      settings: which clients, on what.
+      dataset: with the test samples.
+      split: the training samples of the clients `drawn`.
+      drawn: ids of clients that may work.
+      owners: ids of clients that may be scored on test samples of their own.
+      classifies: whether the network does.
+    """
+    if settings.clients == "labels":
+        return tests.by_labels(dataset, split, drawn, classifies, settings.number)
+    if settings.clients == "own":
+        return tests.by_owner(dataset, owners, settings.number)
+    return None
 
 
 def small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
     work, cohort = work_of(prepared, history), None
     if prepared.config.evaluation.over == "cohort":
         cohort = np.where(deliveries.claimed(work) > 0, work.client, -1)
-    fields = history.named(tuple(prepared.own.metrics or ()))
+    fields = history.named(tuple(prepared.custom.metrics or ()))
     fields = client_test.named(_tested(prepared), fields, cohort) | {
         "tau": work.tau,
         "virtual_time": prepared.workload.seconds[: len(history.rho)],
@@ -67,7 +67,7 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
 
 def measured(prepared: Prepared) -> tuple[str, ...]:
     """Names in the history of what not every run measures."""
-    names = tuple(prepared.own.metrics)
+    names = tuple(prepared.custom.metrics)
     names += structures.REGRET if prepared.config.measure_regret else ()
     return names + (client_test.SERIES if prepared.tested is not None else ())
 
@@ -186,7 +186,7 @@ def rows_of(
     prepared: Prepared, history: scan.History, first: int = 0
 ) -> list[dict[str, Any]]:
     """One plain dict per finished interval from `first` on, as in metrics.jsonl."""
-    named, metrics = named_of(prepared, history), tuple(prepared.own.metrics or ())
+    named, metrics = named_of(prepared, history), tuple(prepared.custom.metrics or ())
     columns: dict[str, Sequence] = {"interval": range(first + 1, len(history.rho) + 1)}
     measured = (name for name in _MEASURED if name in named)
     for name in ("virtual_time", *_COLUMNS, *measured, *metrics):

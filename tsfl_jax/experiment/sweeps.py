@@ -33,7 +33,7 @@ from tsfl_jax.experiment import (
     sweep_folder,
 )
 from tsfl_jax.experiment.backend import start_jax
-from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Custom
 from tsfl_jax.experiment.identity import (
     custom_values,
     depends_on_devices,
@@ -154,12 +154,12 @@ def make(
 
     Args:
       config: as in `doors.sweep`, and so are swept and workdir.
-      custom: fields of `custom_hooks.Own`.
+      custom: fields of `custom_hooks.Custom`.
       locks: gets the folder's lock; None: it is not locked.
       **options: runs_per_call, stream, stop and watch of `Sweep`.
     """
     validate(config)
-    config, parts = adopted(config, Own(**custom))
+    config, parts = adopted(config, Custom(**custom))
     points = grid.points(swept, settings_of(type(config)))
     names = grid.names_of(points)
     if custom.get("aggregator") is not None and "algorithm" in names:

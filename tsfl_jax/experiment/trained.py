@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import data, trees
-from tsfl_jax.config import Config
-from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.network import Network
+from tsfl_jax.models.networks import ModelConfig
 from tsfl_jax.report import files
 from tsfl_jax.report.writers import library
 from tsfl_jax.types import Params, PRNGKey, UserError, user_code
@@ -126,26 +125,30 @@ def fitted(arrays: Named, shapes: Params, source: str) -> Params:
 
 
 def started(
-    config: Config, own: Own, network: Network
+    settings: ModelConfig, custom: Params | None, network: Network
 ) -> tuple[Network, dict[str, str]]:
     """The network with its w^0 replaced, if a user gave one, and the digest of that.
+
+    Args:
+      settings: with a file of first parameters, and what is frozen.
+      custom: Flax variables, the user's first parameters; None: none.
+      network: traced.
 
     Raises:
       UserError: two were given, or what was given does not fit the network; or what is
         to be frozen does not.
     """
-    frozen = config.model.frozen
-    trees.check_parts("model.frozen", frozen, network.params["params"], "train")
-    params, file = own.params, config.model.params
-    if params is None and not file:
+    params, file = network.params["params"], settings.params
+    trees.check_parts("model.frozen", settings.frozen, params, "train")
+    if custom is None and not file:
         return network, {}
-    if params is not None and file:
+    if custom is not None and file:
         raise UserError(
             f"params= and --config.model.params={file}: both are the first parameters; "
             "give one of them"
         )
     source = f"--config.model.params={file}" if file else "params="
-    arrays = read(pathlib.Path(file)) if file else trees.named(params)
+    arrays = read(pathlib.Path(file)) if file else trees.named(custom)
     first = fitted(arrays, network.params, source)
 
     def init(key: PRNGKey, x: jax.Array) -> Params:

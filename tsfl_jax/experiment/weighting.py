@@ -16,7 +16,6 @@ Replacement from a Finite Universe", 1952.
 import numpy as np
 from jaxtyping import Float, Int
 
-from tsfl_jax.config import Config
 from tsfl_jax.rules.averages import FEDAT, FedAvg, given_weights, size_weights
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.staleness import Staleness
@@ -24,18 +23,18 @@ from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Schedule, UserError
 
 
-def applied(config: Config, rule: Aggregator) -> Aggregator:
+def applied(weighting: str, rule: Aggregator, algorithm: str) -> Aggregator:
     """The rule with the weights of `cohort.weighting` in place of those by size.
 
     Raises:
       UserError: its weights are others.
     """
-    if config.cohort.weighting == "ratio":
+    if weighting == "ratio":
         return rule
     if rule.mixing.weights is not size_weights or rule.stacks or rule == FEDAT:
         raise UserError(
-            f"--config.cohort.weighting={config.cohort.weighting}: the weights of "
-            f"--config.algorithm={config.algorithm} are its own, not those by size; "
+            f"--config.cohort.weighting={weighting}: the weights of "
+            f"--config.algorithm={algorithm} are its own, not those by size; "
             "leave it out, or use a rule like fedavg"
         )
     kept = tuple(k for k in rule.sections if k not in (FedAvg, Staleness))
@@ -44,41 +43,39 @@ def applied(config: Config, rule: Aggregator) -> Aggregator:
 
 
 def shares(
-    config: Config,
+    weighting: str,
     times: Schedule,
-    held: Int[np.ndarray, "N"],
+    num_samples: Int[np.ndarray, "N"],
     chance: Float[np.ndarray, "T K"],
+    dropout: float = 0.0,
 ) -> Float[np.ndarray, "T K"]:
     """ρ of each slot as `cohort.weighting` says, float32; NaN: as the rule says.
 
     Args:
-      config: all settings.
+      weighting: of the table above.
       times: of cohorts; 0 where nobody delivers.
-      held: samples of all clients.
-      chance: π of each slot's client; NaN: unknown.
+      num_samples: of all clients.
+      chance: how often each slot's client is asked; NaN: unknown.
+      dropout: chance that one who is asked does not deliver.
 
     Raises:
       UserError: it needs to know how often clients are asked.
     """
-    chosen = config.cohort.weighting
-    if chosen == "ratio":
+    if weighting == "ratio":
         return times.share
-    there = deliveries.claimed(times) > 0
-    count = np.maximum(there.sum(axis=1, keepdims=True), 1)
-    if chosen == "mean":
-        return (there / count).astype(np.float32)
-    unknown = bool(np.isnan(chance).any())
-    if unknown or (chosen == "unbiased" and np.ptp(chance) > 1e-9):
+    delivers = deliveries.claimed(times) > 0
+    count = np.maximum(delivers.sum(axis=1, keepdims=True), 1)
+    if weighting == "mean":
+        return (delivers / count).astype(np.float32)
+    # NaN, unknown, is not <= either.
+    if not np.ptp(chance) <= (1e-9 if weighting == "unbiased" else np.inf):
         raise UserError(
-            f"--config.cohort.weighting={chosen}: with this sampler and framework "
-            + (
-                "it is not known how often a client is asked; use ratio or mean"
-                if unknown
-                else "some clients are asked more often; use inverse"
-            )
+            f"--config.cohort.weighting={weighting}: with this sampler and framework "
+            "it is not known how often a client is asked, or some are asked more "
+            "often; use inverse for these, else ratio or mean"
         )
-    share = np.where(there, held[times.client] / held.sum(dtype=np.int64), 0.0)
-    if chosen == "unbiased":
-        return (share * len(held) / count).astype(np.float32)
-    there_too = chance * (1 - config.schedule.dropout)  # asked, and delivers
-    return (share / there_too).astype(np.float32)
+    total = num_samples.sum(dtype=np.int64)
+    share = np.where(delivers, num_samples[times.client] / total, 0.0)
+    if weighting == "unbiased":
+        return (share * len(num_samples) / count).astype(np.float32)
+    return (share / (chance * (1 - dropout))).astype(np.float32)

@@ -37,10 +37,29 @@ class Framework(NamedTuple):
     all_count: bool = False  # whether all count that are asked and not lost
 
     @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Its arguments by name, without the fleet."""
+        _, *parameters = inspect.signature(self.simulate).parameters.items()
+        return dict(parameters)
+
+    @property
     def settings(self) -> tuple[str, ...]:
         """What its arguments name; settings, but for such as `horizon` and `rng`."""
-        _, *arguments = inspect.signature(self.simulate).parameters
-        return tuple(_NAMES.get(name, f"timeline.{name}") for name in arguments)
+        return tuple(_NAMES.get(name, f"timeline.{name}") for name in self.parameters)
+
+    def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Those of the values by name that its arguments name.
+
+        Raises:
+          TypeError: it needs another.
+        """
+        for name, parameter in self.parameters.items():
+            if name not in values and parameter.default is parameter.empty:
+                raise TypeError(
+                    f"{self.simulate.__name__} of timeline.FRAMEWORKS takes {name!r}: "
+                    f"expected {', '.join(values)}, or a default"
+                )
+        return {name: values[name] for name in self.parameters if name in values}
 
     @property
     def reads(self) -> tuple[str, ...]:

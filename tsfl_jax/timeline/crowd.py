@@ -162,8 +162,6 @@ def schedule_of(
     kind: str,
     tau: tuple[int | float, ...] = (),
     tau_groups: tuple[str, ...] = (),
-    upload_above: int = 0,
-    all_work: bool = False,
 ) -> Schedule:
     """τ of those who are asked in each interval, by cases.
 
@@ -171,8 +169,7 @@ def schedule_of(
       crowd: of N clients.
       client: in [0, N), who is in slot k of interval t.
       is_asked: ``[T, K]`` bool, whether there is someone in it.
-      kind, tau, tau_groups, upload_above, all_work: as in `schedule.make_schedule`;
-        K of DMS is the mean over the cohort.
+      kind, tau, tau_groups: as in `schedule.make_schedule`.
 
     Returns:
       A `Schedule` of ``[T, K]`` arrays.
@@ -187,11 +184,5 @@ def schedule_of(
     flag = "--config.schedule.tau_groups"
     drawn = distributions.quantiles(texts, group, uniform, least=0, flag=flag)
     away = ~is_asked | lost(crowd, client, interval)
-    threshold = None
-    if all_work:
-        count = np.maximum(is_asked.sum(1), 1)
-        threshold = np.where(away, 0, drawn).sum(1) / count
-    away |= drawn <= upload_above
     tau_done = np.where(away, 0, drawn).astype(np.int32)
-    size = crowd.num_samples[client]
-    return schedule.complete(tau_done, size, client=client, threshold=threshold)
+    return schedule.complete(tau_done, crowd.num_samples[client], client=client)

@@ -60,9 +60,7 @@ def make_schedule(
     tau_groups: tuple[str, ...] = (),
     size_groups: tuple[str, ...] = (),
     trace: str = "",
-    upload_above: int = 0,
     dropout: float = 0.0,
-    all_work: bool = False,
     rng: np.random.Generator,
 ) -> Schedule:
     """Draw τ and data sizes of all clients in all intervals.
@@ -77,9 +75,7 @@ def make_schedule(
       trace: trace only, a CSV file with the columns interval, client, tau and,
         optionally, size; counting starts at 0. A client is away in an interval without
         a row, and keeps its largest size, so that its absence never asks for more data.
-      upload_above: a client with τ ≤ this cannot upload: its τ becomes 0.
       dropout: in [0, 1), chance that a client is away in an interval (τ = 0).
-      all_work: DMS's K counts the τ of clients that cannot upload as well.
       rng: generator of all draws.
 
     Returns:
@@ -93,7 +89,6 @@ def make_schedule(
     """
     check_name("--config.schedule.kind", kind, SCHEDULES)
     check("schedule.data_size", data_size)
-    check("schedule.upload_above", upload_above)
     check("schedule.dropout", dropout)
     shape = num_intervals, num_clients
     tau_rng, size_rng, dropout_rng = rng.spawn(3)
@@ -105,10 +100,8 @@ def make_schedule(
         size, notes = _draw_sizes(kind, size_groups, data_size, shape, size_rng)
     # Drawn always, so that a dropout rate of 0 changes nothing else.
     away = dropout_rng.random(shape) < dropout
-    threshold = np.where(away, 0, drawn).mean(axis=1) if all_work else None
-    drawn = np.where(away | (drawn <= upload_above), 0, drawn)
-    counts = drawn.astype(np.int32), size.astype(np.int32)
-    return complete(*counts, threshold=threshold, notes=notes)
+    tau_done = np.where(away, 0, drawn).astype(np.int32)
+    return complete(tau_done, size.astype(np.int32), notes=notes)
 
 
 def complete(

@@ -76,7 +76,8 @@ def test_never_more_devices_than_clients():
     assert backend.start_jax(small(num_clients=2, devices=4)).size == 2
 
 
-GRADIENTS = AGGREGATORS["fedavg"]._replace(uses_gradients=True)
+FEDAVG = AGGREGATORS["fedavg"]
+GRADIENTS = FEDAVG._replace(mixing=FEDAVG.mixing._replace(uses_gradients=True))
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,12 @@ def estimate_constants(
       `Constants` of float32 scalars; zeros if no client takes part.
     """
     spec, method = parts.spec, parts.spec.estimates.method
-    of_client = _quotient if method == "quotient" else _power
-    batches = 2 if method == "quotient" else POWER_STEPS + 2
+    is_power = method != "quotient"
+    batches = POWER_STEPS + 2 if is_power else 2
 
     def one(key: PRNGKey, client: local.Client) -> Constants:
         drawn = _drawn_gradients(parts, variables, key, client, samples, batches)
-        return of_client(drawn, variables["params"], hparams.lr)
+        return _in_turns(drawn, variables["params"], hparams.lr, is_power)
 
     def mean_of_draws(item: tuple[PRNGKey, local.Client]) -> Constants:
         key, client = item
@@ -209,63 +209,41 @@ def _drawn_gradients(
     return gradient
 
 
-def _quotient(gradient_of: _Gradient, params: Params, lr: Array | float) -> Constants:
-    """(L, G², σ²) of one client at the global model, from three gradients."""
+def _in_turns(
+    gradient_of: _Gradient, params: Params, lr: Array | float, is_power: bool
+) -> Constants:
+    """(L, G², σ²) of one client at the global model."""
+    # A scan, so that the gradient is traced and compiled once. Turn 0: g1, the first u.
+    # "quotient": g2 at w^t on the other batch, and g3 ahead, at w^t − η g1, with the
+    # batch and the dropout of g1. "power": on a new mini-batch for each two turns, the
+    # gradient at w^t (odd), and ahead, at the end of a step along −u (even).
+    turns = 2 * POWER_STEPS + 3 if is_power else 3
+    at_w = np.array([0, *range(1, turns, 2)])
 
-    # A scan, so that the gradient is traced and compiled once and not three times: g1
-    # at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one.
-    def gradient(carry: tuple[Params, Array], _: Any) -> tuple[tuple, Any]:
-        first, turn = carry
-        # Of no effect in the first turn, where `first` is 0.
-        step = jnp.where(turn == 2, lr, 0.0)
-        at = jax.tree.map(lambda w, g: w - step * g, params, first)
-        # g3 has the batch and the dropout of g1: they differ by the step alone.
-        g = gradient_of(at, (turn == 1).astype(jnp.int32))
-        first = jax.tree.map(lambda f, g: jnp.where(turn == 0, g, f), first, g)
-        square = optax.tree.norm(g, squared=True)
-        change = optax.tree.norm(optax.tree.sub(g, first), squared=True)
-        return (first, turn + 1), (square, change)
-
-    start = optax.tree.zeros_like(params), jnp.int32(0)
-    square, change = lax.scan(gradient, start, None, length=3)[1]
-    length = lr * jnp.sqrt(square[0])
-    smoothness = _quotient_of(jnp.sqrt(change[2]), length)
-    return Constants(smoothness, 0.5 * (square[0] + square[1]), 0.5 * change[1])
-
-
-def _power(gradient_of: _Gradient, params: Params, lr: Array | float) -> Constants:
-    """(L, G², σ²) of one client at the global model, with power iteration for L."""
-
-    # Turn 0: g1, which is the first u. Then in turns on a new mini-batch each: the
-    # gradient at w^t (odd), and at the end of a step along −u (even), in a scan as in
-    # `_quotient`.
     def gradient(carry: tuple[Params, Params, Array, Array], _: Any) -> tuple:
         base, u, length, turn = carry
-        ahead = (turn > 0) & (turn % 2 == 0)
-        norm = optax.tree.norm(u)
-        step = jnp.where(ahead, _quotient_of(length, norm), 0.0)
-        at = jax.tree.map(lambda w, d: w - step * d, params, u)
-        g = gradient_of(at, (turn + 1) // 2)
+        ahead, norm = (turn > 0) & (turn % 2 == 0), optax.tree.norm(u)
+        step = _quotient_of(length, norm) if is_power else lr
+        at = jax.tree.map(lambda w, d: w - jnp.where(ahead, step, 0.0) * d, params, u)
+        g = gradient_of(at, (turn + 1) // 2 if is_power else turn % 2)
         square = optax.tree.norm(g, squared=True)
         change = optax.tree.sub(base, g)
         apart = optax.tree.norm(change, squared=True)
-        bent = jax.tree.map(lambda d: _quotient_of(d, length), change)  # H u/‖u‖
-        curved = jnp.abs(_quotient_of(optax.tree.vdot(u, bent), norm))
-        u = jax.tree.map(
-            lambda u, h, g: jnp.where(turn == 0, g, jnp.where(ahead, h, u)), u, bent, g
-        )
-        base = jax.tree.map(lambda b, g: jnp.where(ahead, b, g), base, g)
+        if is_power:
+            bent = jax.tree.map(lambda d: _quotient_of(d, length), change)  # H u/‖u‖
+            curvature = jnp.abs(_quotient_of(optax.tree.vdot(u, bent), norm))
+            u = optax.tree.where(turn == 0, g, optax.tree.where(ahead, bent, u))
+            base = optax.tree.where(ahead, base, g)
+        else:
+            curvature = _quotient_of(jnp.sqrt(apart), length)
+            base = u = optax.tree.where(turn == 0, g, u)
         length = jnp.where(turn == 0, lr * jnp.sqrt(square), length)
-        return (base, u, length, turn + 1), (square, apart, curved)
+        return (base, u, length, turn + 1), (square, apart, curvature)
 
     zeros = optax.tree.zeros_like(params)
     start = zeros, zeros, jnp.float32(0.0), jnp.int32(0)
-    turns = 2 * POWER_STEPS + 3
-    square, apart, curved = lax.scan(gradient, start, None, length=turns)[1]
-    places_at_w = np.array([0, *range(1, turns, 2)])
-    return Constants(
-        curved[-1], square[places_at_w].mean(), 0.5 * apart[places_at_w[1:]].mean()
-    )
+    square, apart, curvature = lax.scan(gradient, start, None, length=turns)[1]
+    return Constants(curvature[-1], square[at_w].mean(), 0.5 * apart[at_w[1:]].mean())
 
 
 def _quotient_of(value: Any, by: Any) -> Array:

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from tests import problems
+from tests.engine.test_scan import DATA, PROBLEM
 from tests.engine.test_scan import INPUTS as LIMITS
 from tsfl_jax.engine import client, devices, exact_sums, mapping
 from tsfl_jax.engine.program_spec import ProgramSpec
@@ -106,8 +107,6 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
     np.testing.assert_allclose(weighted.total_rho, 1, atol=1e-6)
 
 
-DATA = problems.dataset()
-PROBLEM = problems.problem(DATA, 5, 12)
 INPUTS = problems.inputs([[2, 0, 1, 3, 1]] * 3, [[12, 12, 7, 9, 12]] * 3)
 
 

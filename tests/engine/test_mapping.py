@@ -203,23 +203,6 @@ def test_many_clients_have_the_same_bits_on_any_number_of_devices(train_all):
 OF_TRAINING = {"train_loss", "samples", "weight_entropy"}
 
 
-def both(one, *given, **options):
-    """Two runs, of all clients and of those with weight."""
-    runs = [one(*given, **options, train_all=flag) for flag in (True, False)]
-    for name, value in runs[0][-1].items():
-        if name == "weight_entropy":
-            np.testing.assert_allclose(value, runs[1][-1][name], rtol=1e-6)
-        elif name not in OF_TRAINING:
-            np.testing.assert_array_equal(value, runs[1][-1][name], err_msg=name)
-    chex.assert_trees_all_equal(runs[0][0], runs[1][0])
-    return runs[0][-1], runs[1][-1]
-
-
-def chunk(*given, **options):
-    _, state, history = problems.run(*given, **options)
-    return state.params, history.named()
-
-
 @pytest.mark.parametrize(
     ("mapping", "block"),
     [MAPPINGS[0], *(pytest.param(*m, marks=pytest.mark.slow) for m in MAPPINGS[1:])],
@@ -227,9 +210,15 @@ def chunk(*given, **options):
 def test_models_are_the_same_and_only_clients_with_weight_are_trained(mapping, block):
     options = {"mapping": mapping, "block": block}
     options["hp"] = problems.hparams(smoothness=20.0)  # few clients have weight
-    everyone, some = both(
-        chunk, "dms", DATA, PROBLEM, problems.inputs(TAU, SIZE), **options
-    )
+    given = "dms", DATA, PROBLEM, problems.inputs(TAU, SIZE)
+    runs = [problems.run(*given, **options, train_all=flag) for flag in (True, False)]
+    everyone, some = (history.named() for _, _, history in runs)
+    for name, value in everyone.items():
+        if name == "weight_entropy":
+            np.testing.assert_allclose(value, some[name], rtol=1e-6)
+        elif name not in OF_TRAINING:
+            np.testing.assert_array_equal(value, some[name], err_msg=name)
+    chex.assert_trees_all_equal(*(state.params for _, state, _ in runs))
     weighted = everyone["rho"] != 0
     assert 0 < weighted.sum() < (TAU > 0).sum()
     np.testing.assert_array_equal(everyone["samples"], TAU * SIZE)

@@ -18,8 +18,6 @@ from tsfl_jax.report import files as report
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 
-OWN = None  # no setting of a network beside model=
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -141,7 +139,7 @@ def test_a_network_rule_and_optimizer_of_the_users_own():
             return nn.Dense(3)(x) + 0 * count.value
 
     result = tsfl_jax.simulate(
-        small(OWN, num_intervals=8),
+        small(None, num_intervals=8),
         model=Net(),
         dataset=problems.dataset(samples=400),
         optimizer=optax.adam(3e-2),

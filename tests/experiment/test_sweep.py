@@ -5,7 +5,6 @@ Stopped and damaged ones are in `test_damage`, further single runs in `test_same
 
 import csv
 import io
-import itertools
 import json
 import shutil
 
@@ -136,14 +135,9 @@ def test_a_history_has_what_all_runs_measure(tmp_path):
 
 
 FIRST, SECOND = {"seed": 0, "lr": 0.02}, {"seed": 3, "lr": 0.1}
-QUICK = [("dms", FIRST), ("fedprox", SECOND)]
-SINGLE = [
-    pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK))
-    for case in itertools.product(SWEPT["algorithm"], (FIRST, SECOND))
-]
 
 
-@pytest.mark.parametrize(("algorithm", "point"), SINGLE)
+@pytest.mark.parametrize(("algorithm", "point"), [("dms", FIRST), ("fedprox", SECOND)])
 def test_a_lane_equals_the_single_run(whole, algorithm, point):
     result = whole[1]
     place = place_of(result, algorithm=algorithm, **point)

@@ -10,7 +10,6 @@ from flax import nnx
 from jax import lax
 
 import tsfl_jax
-from tests.experiment.test_runner import OWN
 from tests.models.numerics import close, outcomes
 from tests.problems import small
 from tsfl_jax import rng
@@ -191,7 +190,7 @@ class Repeated(nn.Module):
 
 
 def test_what_stays_slow_is_a_note_and_lax_leaves_all():
-    config = small(OWN, algorithm="fedavg", num_intervals=1)
+    config = small(None, algorithm="fedavg", num_intervals=1)
     notes = str(tsfl_jax.explain(config, model=Repeated()))
     assert "1 x conv_general_dilated stay as they are" in notes
     model = networks.from_flax(Stranger())
@@ -212,7 +211,7 @@ def test_no_kernel_moves_along_the_features_of_a_sequence():
     draws = np.random.default_rng(0)
     x, y = draws.normal(size=(90, 9, 3)), draws.integers(0, 2, 90)
     data = tsfl_jax.make_dataset(x[:80], y[:80], x[80:], y[80:])
-    config = small(OWN)
+    config = small(None)
     config.schedule.data_size = 16
     parameters = tsfl_jax.explain(config, model=Axes(), dataset=data).parameters
     assert parameters == (3 * 3 * 5 + 5) + (4 * 5 * 2 + 2)

@@ -177,7 +177,7 @@ def test_several_draws_are_averaged_by_client_before_the_largest_is_taken():
         key = jax.random.fold_in(stream, draw)
         drawn = estimates._drawn_gradients
         drawn = drawn(own, variables, key, client, SAMPLES, batches)
-        return estimates._power(drawn, params, hparams.lr)
+        return estimates._in_turns(drawn, params, hparams.lr, True)
 
     one_by_one = [jax.tree.map(lambda a, i=i: a[i], clients) for i in range(4)]
     found = [one(client, draw) for client in one_by_one for draw in range(3)]

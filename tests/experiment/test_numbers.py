@@ -85,8 +85,8 @@ def test_lanes_with_a_metric_of_the_users_own_share_one_network(monkeypatch):
     monkeypatch.setattr(
         network, "_known_network", lambda *given: traced.append(given) or make(*given)
     )
-    own = custom_hooks.Custom(metrics={"highest": lambda outputs, labels: outputs.max(-1)})
-    runs = prepare_all([small(seed=s) for s in range(3)], own)
+    custom = custom_hooks.Custom(metrics={"highest": lambda out, labels: out.max(-1)})
+    runs = prepare_all([small(seed=s) for s in range(3)], custom)
     assert len(traced) == 1
     assert all(run.network.params is runs[0].network.params for run in runs)
     assert dict(runs[0].network.model.metrics) == own.metrics

@@ -214,7 +214,9 @@ def test_every_framework_draws_with_every_sampler(name, sampler):
     there = times.tau > 0
     np.testing.assert_array_equal(found.drawn, np.unique(times.client[there]))
     assert ((times.client >= 0) & (times.client < 300)).all()
-    np.testing.assert_array_equal(times.size[there], found.held[times.client[there]])
+    np.testing.assert_array_equal(
+        times.size[there], found.num_samples[times.client[there]]
+    )
     np.testing.assert_array_equal(found.drawn[found.places][there], times.client[there])
 
 

@@ -272,7 +272,7 @@ def test_cases_of_a_cohort(kind):
     if kind == "distribution":
         settings |= {"schedule.tau_groups": "constant(30); constant(0)"}
     drawn = workload.draw_workload(checked(settings))
-    times, held = drawn.schedule, drawn.held
+    times, held = drawn.schedule, drawn.num_samples
     assert times.tau.shape == times.client.shape == times.size.shape == (30, 20)
     assert (times.size == held[times.client]).all() and held.shape == (1000,)
     assert times.snapshots == 0

@@ -26,12 +26,11 @@ DRAWS = 4  # estimates of a client, of which the mean is taken
 
 def when(prepared: Prepared) -> str:
     """When L, G² and σ² are estimated: "once", "interval", or "" for never."""
-    known = prepared.config.constants
-    if min(known.smoothness, known.grad_sq_norm, known.grad_variance) >= 0:
+    constants = prepared.config.constants
+    values = (getattr(constants, name) for name in Constants._fields)
+    if min(values) >= 0 or not needs_constants(prepared.config, prepared.rule):
         return ""
-    if not needs_constants(prepared.config, prepared.rule):
-        return ""
-    return "once" if known.when == "once" else "interval"
+    return "once" if constants.when == "once" else "interval"
 
 
 @functools.partial(jax.jit, static_argnames="parts")
@@ -56,18 +55,18 @@ def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
     Of cohorts the first one, so that the estimates do not depend on T.
     """
     rows, count = prepared.partition.indices, prepared.partition.capacity
-    ids, there = prepared.workload.drawn, np.ones(len(rows), np.int32)
+    ids, takes_part = prepared.workload.drawn, np.ones(len(rows), np.int32)
     if prepared.config.cohort.size:
         place = prepared.workload.places
         works = deliveries.claimed(prepared.workload.schedule) > 0
         first = works.any(axis=1).argmax()
-        there = works[first].astype(np.int32)
+        takes_part = works[first].astype(np.int32)
         ids, rows, count = (a[place[first]] for a in (ids, rows, count))
     extra = max(width - rows.shape[1], 0)
     zeros = jnp.zeros(len(ids), jnp.int32)
     return local.Client(
         id=jnp.asarray(ids),
-        tau=jnp.asarray(there),
+        tau=jnp.asarray(takes_part),
         size=jnp.asarray(count, jnp.int32),
         row=jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
         place=jnp.arange(len(ids)),
@@ -115,7 +114,10 @@ def fill(
     inputs = jax.tree.map(
         lambda a: a.addressable_data(0) if isinstance(a, jax.Array) else a, inputs
     )
-    found = devices.from_first(jax.device_get(_estimate(parts, *inputs)))
-    pairs = zip(hparams.constants, found, strict=True)
-    whole = [jnp.float32(f if np.isnan(g) else g) for g, f in pairs]
-    return hparams._replace(constants=Constants(*whole))
+    estimates_at_start = devices.from_first(jax.device_get(_estimate(parts, *inputs)))
+    constants = jax.tree.map(
+        lambda value, estimate: jnp.float32(estimate if np.isnan(value) else value),
+        hparams.constants,
+        estimates_at_start,
+    )
+    return hparams._replace(constants=constants)

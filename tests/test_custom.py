@@ -426,7 +426,6 @@ WRONG = [
     (LISTS, {"partition": [[0], [1], [2], [10**6]]}, "client 3 holds 1000000 at row 0"),
     ({}, {"partition": [[0], [1], [2], [3]]}, "schedule.data_size=32: would be"),
     (SIZES | {"partition.kind": "client"}, {}, "does not say which client"),
-    ({"clip_norm": 0.1}, {"optimizer": optax.sgd(0.1)}, "since optimizer="),
     ({}, {"aggregator": ADAM, "axes": RULES}, "would be ignored with aggregator="),
 ]
 

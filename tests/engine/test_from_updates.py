@@ -72,8 +72,8 @@ def test_no_client_holds_a_validation_sample():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "oracle"}, "validation=0: --config.algorithm=oracle chooses"),
-        ({"measure_regret": True}, "validation=0: --config.measure_regret=True mea"),
+        ({"algorithm": "oracle"}, "validation=0: --config.algorithm=oracle needs"),
+        ({"measure_regret": True}, "validation=0: --config.measure_regret=True needs"),
         ({"data__validation": 1200}, "validation=1200 leaves 238 samples: the clients"),
         ({"data__validation": 1438}, "validation=1438: there are only 1438"),
     ],

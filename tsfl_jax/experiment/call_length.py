@@ -19,8 +19,8 @@ def chunk_of(prepared: Prepared) -> int:
     """
     config, updates = prepared.config, len(prepared.steps)
     if config.stop.at or config.stop.patience:
-        every = min(config.eval_every, config.num_intervals)
-        return 1 if config.timeline.framework != "none" else every
+        period = min(config.eval_every, config.num_intervals)
+        return 1 if config.timeline.framework != "none" else period
     most = min(config.report_every or _by_work(prepared), config.num_intervals)
     if config.timeline.framework != "none":
         return -(-updates * most // config.num_intervals)
@@ -56,6 +56,6 @@ def _by_work(prepared: Prepared) -> int:
         return _FEW_INTERVALS
     shape = (1, *prepared.dataset.x_test.shape[1:])
     x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
-    each = flop.count(network.model.predict, network.params, x)
-    seconds += samples * each / FLOP_RATE
+    flop_per_sample = flop.count(network.model.predict, network.params, x)
+    seconds += samples * flop_per_sample / FLOP_RATE
     return int(np.clip(1 / seconds, _FEW_INTERVALS, most))

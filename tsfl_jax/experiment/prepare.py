@@ -250,11 +250,9 @@ def _rule_hparams(
     config: Config, custom: Custom, rule: Aggregator, times: Schedule, network: Network
 ) -> tuple[HParams, tuple[str, ...]]:
     """The sweepable scalars, and notes on rule and optimizer."""
-    hparams = hparams_of(config, rule)
-    notes = rule_settings.notes(config, rule, times)
+    hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
     params = network.params["params"]
-    notes += rule_settings.optimizer_notes(config, custom, rule, hparams, params)
-    return hparams._replace(lr_total=jnp.float32(len(times.tau))), notes
+    return hparams, rule_settings.notes(config, custom, rule, hparams, params, times)
 
 
 def prepare(config: Config, **custom: Any) -> Prepared:
@@ -282,8 +280,7 @@ def prepare_validated(
       config: all settings, from `adopted`.
       custom: the user's own parts, likewise.
       data_digest: that of ``custom.dataset``, which was checked then; "": neither.
-      traced: networks of experiments with the same custom network and measures, see
-        `make_network`.
+      traced: networks of experiments with the same custom parts, see `make_network`.
 
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.

@@ -20,9 +20,8 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle
 from tsfl_jax.sections import ConstantsConfig
-from tsfl_jax.types import Dataset, HParams, Params, Schedule, UserError
+from tsfl_jax.types import Constants, Dataset, HParams, Params, Schedule, UserError
 from tsfl_jax.uplink import chain_of
-from tsfl_jax.uplink.base import Uplink
 
 
 def rule_of(config: Config, custom: Custom) -> Aggregator:
@@ -148,7 +147,7 @@ def check(config: Config, rule: Aggregator) -> None:
             kind.check(getattr(config, section_of(kind)), config, rule)
     missing = [
         f"--config.constants.{name}"
-        for name in ("smoothness", "grad_sq_norm", "grad_variance")
+        for name in Constants._fields
         if getattr(config.constants, name) < 0
     ]
     is_given = config.constants.when == "given"
@@ -166,39 +165,52 @@ def check_needs(config: Config, rule: Aggregator, custom: Custom) -> None:
       UserError: no validation samples, untrained clients, local layers, test samples of
         clients, or steps other than those of SGD, where something needs the contrary.
     """
-    regret, leave_one = "--config.measure_regret=True", "leave one of them out"
-    algorithm = "aggregator=" if custom.aggregator else ""
-    algorithm = algorithm or f"--config.algorithm={config.algorithm}"
-    cause = regret if config.measure_regret else algorithm
-    if not config.data.validation and (
-        rule.mixing.uses_validation or config.measure_regret
-    ):
-        raise UserError(
-            f"--config.data.validation=0: {cause} needs samples that no client holds; "
-            "hold some out, as --config.data.validation=500"
-        )
-    if not config.train_all and (rule.stacks or config.measure_regret):
-        raise UserError(
-            f"--config.train_all=False: {cause} needs the models of all clients; "
-            f"{leave_one}"
-        )
-    keeping = [link for link in chain_of(config) if link.keeps_variables]
-    for name in _asking(config, rule, keeping) if keeping else ():
-        is_score = name == "evaluation.clients"
-        way = "score the clients' models: labels or own" if is_score else leave_one
-        keeps = next(n for n in declared(keeping[0].section) if get(config, n))
-        raise UserError(
-            f"--config.{name}={get(config, name)} with --config.{keeps}="
-            f"{get(config, keeps)}: the global model's local layers are not trained, "
-            f"so that it says nothing alone; {way}"
-        )
+    regret, scores = config.measure_regret, config.evaluation.clients
+    algorithm = f"--config.algorithm={config.algorithm}"
+    algorithm = "aggregator=" if custom.aggregator else algorithm
+    cause = "--config.measure_regret=True" if regret else algorithm
     has_owners = config.partition.kind == "client" or custom.partition is not None
-    if config.evaluation.clients == "own" and not has_owners:
-        raise UserError(
-            f"--config.evaluation.clients=own: with --config.partition.kind="
-            f"{config.partition.kind} clients train on other samples than those that "
-            "belong to them; choose --config.partition.kind=client, or labels"
+    conflicts = [
+        (
+            "data.validation",
+            not config.data.validation and (rule.mixing.uses_validation or regret),
+            f"{cause} needs samples that no client holds; hold some out, such as 500",
+        ),
+        (
+            "train_all",
+            not config.train_all and (rule.stacks or regret),
+            f"{cause} needs the models of all clients; leave one of them out",
+        ),
+        (
+            "evaluation.clients",
+            scores == "own" and not has_owners,
+            f"with --config.partition.kind={config.partition.kind} clients train on "
+            "other samples than those that belong to them; choose "
+            "--config.partition.kind=client, or labels",
+        ),
+    ]
+    if links := [link for link in chain_of(config) if link.keeps_variables]:
+        estimates = config.constants.when == "interval"
+        keeps = next(n for n in declared(links[0].section) if get(config, n))
+        reason = (
+            f"with --config.{keeps}={get(config, keeps)} the global model's local "
+            "layers are not trained, so that it says nothing alone; leave one of them "
+            "out, or score the clients' models: labels or own"
         )
+        is_personal = any(link.is_personal for link in links)
+        asks_global_model = {
+            "evaluation.clients": is_personal and scores == "none",
+            "train_all": not config.train_all,
+            "measure_regret": regret,
+            "measure_clients": config.measure_clients,
+            "cohort.sampler": config.cohort.choice is not None,
+            "algorithm": rule.mixing.uses_validation or rule.mixing.uses_gradients,
+            "constants.when": estimates and needs_constants(config, rule),
+        }
+        conflicts += [(name, asks, reason) for name, asks in asks_global_model.items()]
+    for name, is_conflict, reason in conflicts:
+        if is_conflict:
+            raise UserError(f"--config.{name}={get(config, name)}: {reason}")
     steps = [n for n in ("optimizer", "client_step") if getattr(custom, n) is not None]
     if not custom.aggregator and rule.clients.counts_on_sgd and steps:
         raise UserError(
@@ -207,53 +219,42 @@ def check_needs(config: Config, rule: Aggregator, custom: Custom) -> None:
         )
 
 
-def _asking(config: Config, rule: Aggregator, links: list[Uplink]) -> list[str]:
-    """Settings that score or differentiate the global model, without local layers."""
-    estimates = config.constants.when == "interval"
-    asks = {
-        "evaluation.clients": any(link.is_personal for link in links)
-        and config.evaluation.clients == "none",
-        "train_all": not config.train_all,
-        "measure_regret": config.measure_regret,
-        "measure_clients": config.measure_clients,
-        "cohort.sampler": config.cohort.choice is not None,
-        "algorithm": rule.mixing.uses_validation or rule.mixing.uses_gradients,
-        "constants.when": estimates and needs_constants(config, rule),
-    }
-    return [name for name, on in asks.items() if on]
-
-
-def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
-    """What a rule does with this schedule that its settings do not say.
-
-    Raises:
-      UserError: a rule that cannot work with so few clients per update.
-    """
-    lines = ()
-    for kind in sections(config, rule):
-        if hasattr(kind, "notes"):
-            values = getattr(config, section_of(kind))
-            lines += kind.notes(values, config, rule, times)
-    return lines
-
-
 # Settings that only the package's own SGD is sure to read → the hyper-parameter.
 _OF_SGD = {n: n for n in ("momentum", "clip_norm", "lr")} | {"lr_schedule": "lr"}
 
 
-def optimizer_notes(
-    config: Config, custom: Custom, rule: Aggregator, hparams: HParams, params: Params
+def notes(
+    config: Config,
+    custom: Custom,
+    rule: Aggregator,
+    hparams: HParams,
+    params: Params,
+    times: Schedule,
 ) -> tuple[str, ...]:
-    """Notes on settings of SGD that a user's own optimizer does not read."""
+    """What rule and optimizer do in this run that their settings do not say.
+
+    Raises:
+      UserError: a rule that cannot work with so few clients per update; an optimizer
+        that fails.
+    """
+    lines = []
+    for kind in sections(config, rule):
+        if hasattr(kind, "notes"):
+            values: Any = getattr(config, section_of(kind))
+            lines += kind.notes(values, config, rule, times)
     changed = _changed(config, _OF_SGD)
-    if custom.optimizer is None or custom.client_step is not None or not changed:
-        return ()
-    factory = optimizers.as_factory(custom.optimizer)
-    read = optimizers.check(factory, hparams, params)
-    if custom.aggregator or rule.mixing.uses_constants or rule.mixing.uses_gradients:
-        read |= {"lr"}  # by the rule
-    return tuple(
-        f"{name}={get(config, name)} has no effect: optimizer= does not read it"
-        for name, field in _OF_SGD.items()
-        if name in changed and field not in read
-    )
+    if custom.optimizer is not None and custom.client_step is None and changed:
+        factory = optimizers.as_factory(custom.optimizer)
+        read = optimizers.check(factory, hparams, params)
+        if (
+            custom.aggregator
+            or rule.mixing.uses_constants
+            or rule.mixing.uses_gradients
+        ):
+            read |= {"lr"}  # by the rule
+        lines += [
+            f"{name}={get(config, name)} has no effect: optimizer= does not read it"
+            for name, field in _OF_SGD.items()
+            if name in changed and field not in read
+        ]
+    return tuple(lines)

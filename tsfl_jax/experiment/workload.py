@@ -241,8 +241,7 @@ def _draw_by_cases(plan: Plan, **changes: Any) -> Schedule:
         "dropout": s.dropout,
         "rng": plan.generator("schedule"),
     }
-    times = schedule.make_schedule(**arguments | changes)
-    return times._replace(seconds=ticks.multiples(len(times.tau), s.interval_seconds))
+    return schedule.make_schedule(**arguments | changes)
 
 
 def _draw_of_crowd(
@@ -253,7 +252,7 @@ def _draw_of_crowd(
 ) -> Schedule:
     """τ by cases of those who are asked."""
     s = plan.schedule
-    times = crowd.schedule_of(
+    return crowd.schedule_of(
         everyone,
         client,
         is_asked,
@@ -261,18 +260,20 @@ def _draw_of_crowd(
         tau=tuple(s.tau),
         tau_groups=groups(s.tau_groups),
     )
-    return times._replace(seconds=ticks.multiples(len(client), s.interval_seconds))
 
 
 def _complete(
     plan: Plan, times: Schedule, is_asked: Bool[np.ndarray, "T K"] | None = None
 ) -> Schedule:
-    """The schedule with client selection, free riders, K of DMS and notes.
+    """The schedule with client selection, free riders, K of DMS, times and notes.
 
     K is a mean over the clients that are asked, None: all. That of all work counts what
     clients report, and what those have done that cannot upload.
     """
-    least = plan.schedule.upload_above if plan.by_cases else 0
+    least = 0
+    if plan.by_cases:
+        seconds = ticks.multiples(len(times.tau), plan.schedule.interval_seconds)
+        least, times = plan.schedule.upload_above, times._replace(seconds=seconds)
     sent = times._replace(tau=np.where(times.tau > least, times.tau, 0))
     uploads = sent.tau > 0
     if plan.schedule.free_riders:

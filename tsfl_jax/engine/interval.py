@@ -92,7 +92,7 @@ def run_interval(
         broadcast = trees.take(state.broadcast, clients.snapshot)
     received = Received(info, weights.rho, info.tau > 0, broadcast, weights.shares)
     arrived = train_and_combine(
-        parts, state, train, on_device, clients, received, hparams, (weights, problem)
+        parts, state, train, on_device, clients, weights, received, hparams, problem
     )
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
     new = advance(parts, state, arrived, tally, inputs.delivery.keep, hparams)
@@ -251,59 +251,103 @@ def train_and_combine(
     train: Callable[..., mapping.Trained],
     on_device: mapping.DeviceClients,
     clients: local.Client,
+    weights: Weights,
     received: Received,
     hparams: HParams,
-    given: tuple[Weights, Problem],
+    problem: Problem,
 ) -> Arrived:
-    """Train the clients and combine their models.
+    """Train the clients and make one update of theirs.
 
-    By weights: Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t), or with the rule's
-    `deltas` w^t + Σ_i ρ_i (w_i − base_i), base_i being the model that client i started
-    from. By the rule's `combine`: w^t + Δ, with Δ made of all updates. By the rule's
-    `from_updates`: as by weights, ρ chosen from what training gave. All that is of the
-    parameters; other collections become a mean of the clients' own, `mean_values`.
+    By weights: Σ_i ρ_i (w_i − w^t), or with the rule's `deltas` Σ_i ρ_i (w_i − base_i),
+    base_i being the model that client i started from, as clients finish. By the rule's
+    `combine`: Δ, made of all updates. By the rule's `from_updates`: as by weights, ρ
+    chosen from what training gave. All that is of the parameters; other collections
+    become a mean of the clients' own, `mean_values`.
     """
-    rule, spec = parts.rule, parts.spec
-    weights, problem = given
-    by_weights = not rule.stacks
-
-    def of_sum(weighted: mapping.Weighted) -> Mixed:
-        sums = weighted.moved, weighted.collections, weighted.kept, weighted.total_rho
-        return Mixed(*sums, weights, received, state.server)
-
-    if by_weights and not spec.regret and spec.waves == 1:
-        weighted, results = mapping.weighted_updates(
-            functools.partial(train, state.uplinks),
-            on_device,
-            state.params,
-            spec,
-            state.uplinks,
+    spec = parts.spec
+    if parts.rule.stacks or spec.regret or spec.waves > 1:
+        updates, results = client_states.stacked_updates(
+            train, state.uplinks, on_device, clients, spec
         )
-        return Arrived(of_sum(weighted), results)
-    own, results = client_states.stacked_updates(
-        train, state.uplinks, on_device, clients, spec
+        return combine_stacked(
+            parts,
+            state,
+            updates,
+            results,
+            on_device,
+            weights,
+            received,
+            hparams,
+            problem,
+        )
+    weighted, results = mapping.weighted_updates(
+        functools.partial(train, state.uplinks),
+        on_device,
+        state.params,
+        spec,
+        state.uplinks,
     )
-    updates, there = mapping.gathered(own, results, on_device, received, spec.axis)
-    held = problem.samples, problem.validation
-    objective = from_updates.objective(parts, state.params, updates, *held)
-    delta = None
-    if by_weights:
-        weighted = mapping.weighted_stack(own, on_device, results, state.params, spec)
-        mixed = of_sum(weighted)
-    else:
-        losses = mapping.losses_of(results, on_device, there, spec.axis)
-        outputs = ClientOutputs(losses, objective)
+    return Arrived(_of_sum(weighted, weights, received, state), results)
+
+
+def _of_sum(
+    weighted: mapping.Weighted, weights: Weights, received: Received, state: State
+) -> Mixed:
+    """The update that a weighted sum over the devices is."""
+    return Mixed(
+        update=weighted.moved,
+        collections=weighted.collections,
+        kept=weighted.kept,
+        total=weighted.total_rho,
+        weights=weights,
+        received=received,
+        state=state.server,
+    )
+
+
+def combine_stacked(
+    parts: Parts,
+    state: State,
+    device_updates: Params,
+    results: local.LocalResult,
+    on_device: mapping.DeviceClients,
+    weights: Weights,
+    received: Received,
+    hparams: HParams,
+    problem: Problem,
+) -> Arrived:
+    """One update of all clients' stacked ones, and the regret of its weights."""
+    rule, spec, delta, regret = parts.rule, parts.spec, None, None
+    updates, present = mapping.gathered(
+        device_updates, results, on_device, received, spec.axis
+    )
+    validation = problem.samples, problem.validation
+    if rule.stacks:
+        losses = mapping.losses_of(results, on_device, present, spec.axis)
+        objective = from_updates.objective(parts, state.params, updates, *validation)
         mixed = mix_stacked(
-            rule, updates, state.params, weights, there, state.server, outputs, hparams
+            rule,
+            updates,
+            state.params,
+            weights,
+            present,
+            state.server,
+            ClientOutputs(losses, objective),
+            hparams,
         )
         if rule.mixing.combine is not None:
             delta = {**mixed.update, "others": trees.values(mixed.collections)}
-    regret = None
+    else:
+        weighted = mapping.weighted_stack(
+            device_updates, on_device, results, state.params, spec
+        )
+        mixed = _of_sum(weighted, weights, received, state)
     if spec.regret:
-        at = from_updates.objective(parts, state.params, updates, *held, delta)
+        at = from_updates.objective(parts, state.params, updates, *validation, delta)
         assert at is not None, "checked before the run"
-        there = there._replace(rho=mixed.received.rho, shares=mixed.received.shares)
-        regret = from_updates.regret_of(at, there, delta is None, hparams)
+        rho, shares = mixed.received.rho, mixed.received.shares
+        present = present._replace(rho=rho, shares=shares)
+        regret = from_updates.regret_of(at, present, delta is None, hparams)
     return Arrived(mixed, results, regret)
 
 

@@ -49,12 +49,15 @@ def part_of(text: str) -> Part:
     return Part(sections=tuple(kind for part in parts for kind in part.sections))
 
 
-def chain_of(config: Any) -> tuple[Uplink, ...]:
-    """The links of a config: those that their settings choose, then those named."""
+def chain_of(sections: Any) -> tuple[Uplink, ...]:
+    """The links of an experiment: those that their settings choose, then those named.
+
+    `sections` has the settings of each component by its section, as `Config` has.
+    """
     chosen = [
         link
         for link in UPLINKS.values()
-        if link.applies and link.applies(getattr(config, section_of(link.section)))
+        if link.applies and link.applies(getattr(sections, section_of(link.section)))
     ]
-    named = (name for name in names_of(config.uplink.chain) if name in PARTS)
+    named = (name for name in names_of(sections.uplink.chain) if name in PARTS)
     return (*chosen, *(UPLINKS[name] for name in named))  # `check` refuses others

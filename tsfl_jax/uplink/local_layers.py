@@ -39,8 +39,7 @@ class LocalLayers:
 
     local: str = setting(
         "",
-        "variables that stay on the client (FedBN, FedPer): parts of their paths, "
-        "comma-separated",
+        "variables that stay on the client (FedBN, FedPer): parts of their paths",
         static=True,
     )
     local_period: int = setting(

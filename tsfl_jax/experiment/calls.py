@@ -4,6 +4,7 @@ Restore, run chunks of intervals, save when that is due, show, stop. A single ru
 call of one run. Who writes which files is said in `runner` and `sweeps`.
 """
 
+import pathlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,23 +29,59 @@ class Progress(NamedTuple):
         """The history ``[finished, ...]`` of one of the runs."""
         return jax.tree.map(lambda a: a[run, : self.finished], self.history)
 
+    def as_chunk(self) -> Chunk:
+        """All finished intervals as one chunk."""
+        history = jax.tree.map(lambda a: a[:, : self.finished], self.history)
+        finished, seconds = int(self.finished), float(self.seconds)
+        return Chunk(0, finished, self.state, history, seconds)
+
+    def filled(self, history: scan.History, first: int = 0) -> scan.History:
+        """The history, changed in place: with another one from interval `first` on."""
+        pairs = map(jax.tree.leaves, (self.history, history))
+        for whole, part in zip(*pairs, strict=True):
+            whole[:, first : first + part.shape[1]] = part
+        return self.history
+
     def added(self, chunk: Chunk) -> "Progress":
         """Add a chunk; the history in place."""
-        parts = map(jax.tree.leaves, (self.history, chunk.history))
-        for whole, part in zip(*parts, strict=True):
-            whole[:, chunk.first : chunk.last] = part
+        history = self.filled(chunk.history, chunk.first)
         seconds = self.seconds + chunk.seconds
-        return Progress(chunk.state, self.history, seconds, np.int64(chunk.last))
+        return Progress(chunk.state, history, seconds, np.int64(chunk.last))
 
 
 def at_start(program: Program, arrays: Arrays) -> Progress:
     """The progress before the first interval, on the host; nothing is compiled."""
-    shapes = program.history_shapes(arrays)
     history = jax.tree.map(
         lambda a: np.zeros((a.shape[0], program.intervals, *a.shape[2:]), a.dtype),
-        shapes,
+        program.history_shapes(arrays),
     )
     return Progress(jax.device_get(arrays.start), history, np.float64(0), np.int64(0))
+
+
+class Store(NamedTuple):
+    """Where the checkpoints of a call are, and what they must agree on."""
+
+    folder: pathlib.Path
+    identity: dict
+
+    def restored(
+        self,
+        progress: Progress,
+        warn: Callable[[str], None],
+        adapt: checkpoint.Adapt | None = None,
+    ) -> Progress:
+        """The newest saved progress, also of a smaller T; without one, `progress`."""
+        saved = checkpoint.restore_latest(
+            self.folder, progress, self.identity, warn, adapt
+        )
+        if not saved:
+            return progress
+        return saved[1]._replace(history=progress.filled(saved[1].history))
+
+    def save(self, progress: Progress) -> None:
+        """Save the progress, whose state is on the host."""
+        interval = int(progress.finished)
+        checkpoint.save(self.folder, interval, progress, self.identity)
 
 
 def _until_lost(chunk: Chunk) -> Chunk:
@@ -62,7 +99,7 @@ def train(
     show: Callable[[Chunk, Progress], bool | None],
     stop: Callable[[], bool],
     save: Callable[[Progress], None] | None,
-    last_save: checkpoint.LastSave | None = None,
+    last_save: checkpoint.LastSave = checkpoint.LastSave(),  # noqa: B008, a constant
 ) -> Progress:
     """Run the remaining chunks of a call.
 
@@ -73,7 +110,7 @@ def train(
       show: called after each chunk; True ends the call there.
       stop: called after each chunk but the last; True saves and raises.
       save: called where it is due, not at the end; None: nothing is kept.
-      last_save: when the last save was; None: never.
+      last_save: when the last save was.
 
     Returns:
       The progress, its state on the devices.
@@ -81,7 +118,6 @@ def train(
     Raises:
       KeyboardInterrupt: `stop` was true.
     """
-    last_save = last_save or checkpoint.LastSave()
     for chunk in compiled.chunks(arrays, progress.state, int(progress.finished)):
         # Nothing more happens to a single run that has lost its model.
         diverged = chunk.history.diverged

@@ -62,20 +62,10 @@ def simulate(
       UserError: an input that cannot work, in one line.
     """
     runner.check_outputs(workdir, writers)
-    exp = runner.build(
-        config,
-        model=model,
-        dataset=dataset,
-        optimizer=optimizer,
-        aggregator=aggregator,
-        loss=loss,
-        metrics=metrics,
-        augment=augment,
-        client_step=client_step,
-        partition=partition,
-        sampler=sampler,
-        params=params,
-    )
+    custom = {"model": model, "dataset": dataset, "optimizer": optimizer, "loss": loss}
+    custom |= {"aggregator": aggregator, "metrics": metrics, "augment": augment}
+    custom |= {"client_step": client_step, "partition": partition, "sampler": sampler}
+    exp = runner.build(config, params=params, **custom)
     return runner.run(exp, workdir, sys.stderr if verbose else None, writers=writers)
 
 

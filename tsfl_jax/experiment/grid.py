@@ -21,14 +21,14 @@ _DIGITS = 8  # of a computed value: 0.3, not 0.30000000000000004
 _SPACED = re.compile(r"(lin|log)\((.*)\)")
 
 
-def kind_of(name: str, shown: str, settings: Settings = SETTINGS) -> type:
+def kind_of(name: str, argument: str, settings: Settings = SETTINGS) -> type:
     """The type of a setting; UserError for an unknown one."""
     if name not in settings:
-        raise UserError(f"{shown}: there is no such setting{suggestion(name)}")
+        raise UserError(f"{argument}: there is no such setting{suggestion(name)}")
     return settings[name][0]
 
 
-def values(text: str, kind: type, shown: str) -> list:
+def values(text: str, kind: type, argument: str) -> list:
     """All values that a text stands for.
 
     Args:
@@ -36,23 +36,23 @@ def values(text: str, kind: type, shown: str) -> list:
         ``lin(0,1,5)``, ``log(1e-3,1e-1,5)`` with both ends, separated by commas that
         are not within parentheses.
       kind: type of the setting.
-      shown: what the user wrote, for messages.
+      argument: what the user wrote, for messages.
     """
     numbers = []
     for part in map(str.strip, re.split(r",(?![^(]*\))", text)):
         spaced = _SPACED.fullmatch(part)
         if kind in (int, float) and spaced:
-            numbers += _spaced(spaced[1], spaced[2].split(","), kind, shown)
+            numbers += _spaced(spaced[1], spaced[2].split(","), kind, argument)
         elif kind in (int, float) and ":" in part:
-            numbers += _range(part.split(":"), kind, shown)
+            numbers += _range(part.split(":"), kind, argument)
         else:
-            numbers.append(value(part, kind, shown))
+            numbers.append(value(part, kind, argument))
     return numbers
 
 
-def _spaced(name: str, texts: list[str], kind: type, shown: str) -> list:
+def _spaced(name: str, texts: list[str], kind: type, argument: str) -> list:
     """``lin(first,last,count)`` or ``log(first,last,count)``, with both ends."""
-    numbers = [value(text, float, shown) for text in texts]
+    numbers = [value(text, float, argument) for text in texts]
     least = 0 if name == "log" else -math.inf
     if (
         len(numbers) != 3
@@ -60,7 +60,7 @@ def _spaced(name: str, texts: list[str], kind: type, shown: str) -> list:
         or numbers[2] not in range(2, MOST_RUNS + 1)
     ):
         raise UserError(
-            f"{shown}: expected {name}(first,last,count), a count from 2 to "
+            f"{argument}: expected {name}(first,last,count), a count from 2 to "
             f"{MOST_RUNS:,}{' and ends > 0; lin takes any' * (name == 'log')}"
         )
     space = np.geomspace if name == "log" else np.linspace
@@ -68,13 +68,13 @@ def _spaced(name: str, texts: list[str], kind: type, shown: str) -> list:
     return [_rounded(number, kind) for number in space(first, last, int(count))]
 
 
-def _range(texts: list[str], kind: type, shown: str) -> list:
+def _range(texts: list[str], kind: type, argument: str) -> list:
     """``first:end`` (whole numbers) or ``first:end:step``, without the end."""
-    numbers = [value(text, kind, shown) for text in texts]
+    numbers = [value(text, kind, argument) for text in texts]
     numbers += [1] if kind is int and len(numbers) == 2 else []
     if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or not numbers[2]:
         needed = "first:end or first:end:step" if kind is int else "first:end:step"
-        raise UserError(f"{shown}: expected {needed}")
+        raise UserError(f"{argument}: expected {needed}")
     first, end, step = numbers
     # 0.1:0.3:0.1 ends before 0.3, whatever rounding makes of it.
     count = max(0, math.ceil(round((end - first) / step, 6)))
@@ -96,13 +96,15 @@ def parse(texts: Iterable[str], flag: str = "--sweep") -> dict[str, list]:
     axes: dict[str, list] = {}
     for text in texts:
         name, equals, listed = text.partition("=")
-        name, shown = name.strip(), f"{flag}={text}"
+        name, argument = name.strip(), f"{flag}={text}"
         if not equals:
-            raise UserError(f"{shown}: expected setting=values, such as seed=0:10")
+            raise UserError(f"{argument}: expected setting=values, such as seed=0:10")
         if name in axes:
-            raise UserError(f"{shown}: {name} is given twice; give all values at once")
-        axes[name] = values(listed.strip(), kind_of(name, shown), shown)
-        check({name: axes[name]}, shown)
+            raise UserError(
+                f"{argument}: {name} is given twice; give its values at once"
+            )
+        axes[name] = values(listed.strip(), kind_of(name, argument), argument)
+        check({name: axes[name]}, argument)
     return axes
 
 
@@ -191,11 +193,6 @@ def points(
     Returns:
       {setting: value} of every run; of a product, the last axis is the fastest.
     """
-    if isinstance(swept, str) or not isinstance(swept, Iterable):
-        raise UserError(
-            f"sweep: expected {{setting: values}}, or a list of such points, got "
-            f"{swept!r}"
-        )
     if isinstance(swept, Mapping):
         axes = check(swept, settings=settings)
         if math.prod(map(len, axes.values())) > MOST_RUNS:
@@ -203,7 +200,7 @@ def points(
         product = itertools.product(*axes.values())
         listed = [dict(zip(axes, point, strict=True)) for point in product if axes]
     else:
-        listed = list(swept)
+        listed = list(swept) if isinstance(swept, Iterable) else [swept]
         for point in listed:
             if not isinstance(point, Mapping):
                 raise UserError(f"sweep: expected settings as a dict, got {point!r}")

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from tsfl_jax.data import targets
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, scan
 from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment import program as programs
-from tsfl_jax.experiment.prepare import Prepared
+from tsfl_jax.experiment.prepare import Prepared, counts_of
 from tsfl_jax.experiment.program_key import ProgramKey, causes_of, keys_of, rules_of
 from tsfl_jax.experiment.rule_settings import arrays as settings_arrays
 
@@ -36,13 +37,14 @@ def group(
       Indices of each group, in order of appearance; and why there is more than one
       group: the settings that differ between them.
     """
-    groups: list[tuple[ProgramKey, list[int]]] = []
+    keys: list[ProgramKey] = []
+    groups: list[list[int]] = []
     for index, key in enumerate(keys_of(prepared_runs)):
-        members = next((ms for other, ms in groups if other == key), None)
-        if members is None:
-            groups.append((key, members := []))
-        members.append(index)
-    unfinished = [ms for _, ms in groups if not {*ms} <= {*finished}]
+        if key not in keys:  # a key need not be hashable
+            keys.append(key)
+            groups.append([])
+        groups[keys.index(key)].append(index)
+    unfinished = [members for members in groups if not {*members} <= {*finished}]
     return unfinished, causes_of(unfinished, prepared_runs)
 
 
@@ -60,14 +62,21 @@ class Group(NamedTuple):
 
 def make_group(members: list[Prepared], mesh: Mesh) -> Group:
     """The program of some experiments with the same key."""
+    dataset, tested = members[0].dataset, members[0].tested
+    train_targets, labels = targets.of(dataset)
+    scale = [np.asarray(a, np.float32) for a in (dataset.mean, 1.0 / dataset.std)]
+    arrays = dataset.x_train, train_targets, *scale
+    groups = getattr(tested, "group", None)
+    test = evaluation.make_test_set(dataset.x_test, labels, mesh.size, groups)
+    num_scored = [len(p.tested.client) for p in members if p.tested and p.is_personal]
     return Group(
         members=members,
         program=programs.make_program(members, mesh),
-        samples=programs.samples_of(members[0], mesh),
-        test=programs.test_set_of(members[0], mesh),
+        samples=local.Samples(*devices.place(mesh, arrays, scan.WHOLE)),
+        test=devices.place(mesh, test, scan.DIVIDED),
         num_columns=max(p.partition.indices.shape[1] for p in members),
         num_clients=max(len(p.partition.indices) for p in members),
-        num_scored=max(programs.number_scored(p) for p in members),
+        num_scored=max(num_scored, default=0),
     )
 
 
@@ -145,18 +154,34 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.State:
     """w^0 and the rules' states, ``[L, ...]`` on all devices."""
-    rules = rules_of(group.members)
+    first, rules = lanes[0], rules_of(group.members)
 
     def init(keys: jax.Array, sizes: Any, samples: local.Samples) -> scan.State:
         def of_run(lane: Any) -> scan.State:
-            key, sizes = lane
-            return programs.initial_state(lanes[0], rules, key, sizes, samples)
+            key, (size, elsewhere) = lane
+            counts = counts_of(first)._replace(clients=size.shape[0], size=size)
+            return scan.init_state(
+                first.network.model,
+                rules,
+                key,
+                local.scaled(samples, samples.x[:1]),
+                counts._replace(idle_size=elsewhere),
+                first.workload.schedule.snapshots,
+                first.config.cohort.choice,
+                first.uplinks,
+                first.hparams,
+            )
 
         return scan.over_lanes(of_run, side_by_side=False)((keys, sizes))
 
-    sizes = [programs.sizes_of(p) for p in lanes]
-    sizes = _stacked([(_padded(group, size), total) for size, total in sizes])
-    keys, sizes = devices.place(group.program.mesh, (keys, sizes), scan.WHOLE)
+    sizes = []  # samples of each client on the device, and of all others together
+    for prepared in lanes:
+        size = prepared.partition.capacity
+        total = prepared.workload.num_samples.sum(dtype=np.int64)
+        elsewhere = np.asarray(total - size.sum(dtype=np.int64), np.float32)
+        sizes.append((_padded(group, size.astype(np.float32)), elsewhere))
+    arguments = keys, _stacked(sizes)
+    keys, sizes = devices.place(group.program.mesh, arguments, scan.WHOLE)
     return jax.jit(init)(keys, sizes, group.samples)
 
 
@@ -167,10 +192,9 @@ def _padded(group: Group, array: np.ndarray, *missing_columns: int) -> np.ndarra
 
 
 def _make_problem(group: Group, lanes: list[Prepared]) -> scan.Problem:
-    """Samples, test set, and what each run has of its own."""
+    """Samples and test set, which runs share, and the arrays of each run."""
     tables, width = [p.partition.indices for p in lanes], group.num_columns
     rows = [_padded(group, table, width - table.shape[1]) for table in tables]
-    tested = lanes[0].tested
     per_run = {
         "rows": np.stack(rows),
         "client": np.stack([_padded(group, p.workload.drawn) for p in lanes]),
@@ -178,10 +202,9 @@ def _make_problem(group: Group, lanes: list[Prepared]) -> scan.Problem:
         "class_index": _stacked([programs.class_index_of(p) for p in lanes]),
         "scored": _stacked([programs.scored_of(p, group.num_scored) for p in lanes]),
     }
-    group_size = None if tested is None else tested.size
-    whole = devices.place(group.program.mesh, (per_run, group_size), scan.WHOLE)
-    per_run, group_size = whole
-    return scan.Problem(group.samples, group.test, group_size=group_size, **per_run)
+    per_run["group_size"] = getattr(lanes[0].tested, "size", None)
+    per_run = devices.place(group.program.mesh, per_run, scan.WHOLE)
+    return scan.Problem(group.samples, group.test, **per_run)
 
 
 def _make_inputs(group: Group, lanes: list[Prepared], busy: int) -> scan.Inputs:
@@ -197,10 +220,8 @@ def _make_inputs(group: Group, lanes: list[Prepared], busy: int) -> scan.Inputs:
 
 def arguments_of_run(arrays: programs.Arrays, updates: int, lane: int = 0) -> tuple:
     """What `scan.make_run` takes for one of the runs and its first updates."""
-    shared = {name: getattr(arrays.inputs, name)[:updates] for name in scan.SHARED}
-    inputs = arrays.inputs._replace(**dict.fromkeys(scan.SHARED))
+    inputs = programs.cut_inputs(arrays.inputs, lane, slice(updates))
     per_run = {name: getattr(arrays.problem, name) for name in scan.PER_RUN}
-    trees = arrays.start, arrays.key, arrays.hparams, per_run, inputs
-    state, key, hparams, per_run, inputs = jax.tree.map(lambda a: a[lane], trees)
-    inputs = jax.tree.map(lambda a: a[:updates], inputs)._replace(**shared)
-    return state, key, hparams, arrays.problem._replace(**per_run), inputs
+    trees = arrays.start, arrays.key, arrays.hparams, per_run
+    *whole, per_run = jax.tree.map(lambda a: a[lane], trees)
+    return *whole, arrays.problem._replace(**per_run), inputs

@@ -34,13 +34,12 @@ def earlier(
       UserError: training depends on T.
     """
     config = prepared.config
-    if config.lr_schedule == "cosine" or _reads_intervals(program, arrays):
-        what = (
-            "lr_schedule=cosine" if config.lr_schedule == "cosine" else "the training"
-        )
+    is_cosine = config.lr_schedule == "cosine"
+    if is_cosine or _reads_intervals(program, arrays):
+        cause = "lr_schedule=cosine" if is_cosine else "the training"
         raise UserError(
             f"--config.num_intervals={config.num_intervals}: the run was begun with "
-            f"{intervals}, and {what} depends on it; choose another --workdir"
+            f"{intervals}, and {cause} depends on it; choose another --workdir"
         )
     times = prepared.workload.schedule
     first = jax.tree.map(lambda a: a[:updates] if np.ndim(a) else a, times)

@@ -12,20 +12,18 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float
 
 from tsfl_jax import rng
 from tsfl_jax.config import seeds_of
-from tsfl_jax.data import targets, validation
+from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.experiment.call_length import chunk_of
-from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
+from tsfl_jax.experiment.prepare import Prepared, evaluated
 from tsfl_jax.experiment.program_key import merged_spec, rules_of
 from tsfl_jax.report import progress
-from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Array, HParams, PRNGKey
+from tsfl_jax.types import HParams, PRNGKey
 
 
 class Arrays(NamedTuple):
@@ -48,6 +46,13 @@ class Chunk(NamedTuple):
     seconds: float  # of the call
 
 
+def cut_inputs(inputs: scan.Inputs, runs: Any, intervals: slice) -> scan.Inputs:
+    """Some runs and intervals of inputs ``[L, T, ...]``; what all runs share is [T]."""
+    shared = {name: getattr(inputs, name)[intervals] for name in scan.SHARED}
+    laned = inputs._replace(**dict.fromkeys(scan.SHARED))
+    return jax.tree.map(lambda a: a[runs, intervals], laned)._replace(**shared)
+
+
 class Program(NamedTuple):
     """A function for the experiments of a group, which differ in arrays only."""
 
@@ -64,10 +69,8 @@ class Program(NamedTuple):
 
     def chunk_of_arrays(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
         """What `run` takes for the chunk from interval `first` on, wherever it is."""
-        part, inputs = slice(first, first + self.chunk), arrays.inputs
-        shared = {name: getattr(inputs, name)[part] for name in scan.SHARED}
-        inputs = inputs._replace(**dict.fromkeys(scan.SHARED))
-        inputs = jax.tree.map(lambda a: a[:, part], inputs)._replace(**shared)
+        part = slice(first, first + self.chunk)
+        inputs = cut_inputs(arrays.inputs, slice(None), part)
         return state, arrays.key, arrays.hparams, arrays.problem, inputs
 
     def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
@@ -95,7 +98,7 @@ class Program(NamedTuple):
 
         `state` None: their start.
         """
-        arguments = self.arguments(arrays, arrays.start if state is None else state, 0)
+        arguments = self.arguments(arrays, state or arrays.start, 0)
         progress.log(stream, "compiling …")
         begun = time.perf_counter()
         lowered = self.lower(*arguments)
@@ -120,7 +123,7 @@ class Compiled(NamedTuple):
     ) -> Iterator[Chunk]:
         """Run from interval `first` and `state` to the end; None: ``arrays.start``."""
         program = self.program
-        now: scan.State = arrays.start if state is None else state
+        now: scan.State = state or arrays.start
         # Once, not for each call; the state is on the devices after the first one.
         whole = arrays.key, arrays.hparams
         key, hparams = devices.place(program.mesh, whole, scan.WHOLE)
@@ -147,7 +150,7 @@ class Compiled(NamedTuple):
 def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
     """Bytes of a compiled call on every device; {} where the compiler is silent."""
     analysis = call.memory_analysis()
-    if analysis is None:
+    if not analysis:
         return {}
     return {
         "arguments": analysis.argument_size_in_bytes,
@@ -184,56 +187,20 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     )
 
 
-def samples_of(prepared: Prepared, mesh: Mesh) -> local.Samples:
-    """The training samples and their scale, on all devices."""
-    dataset = prepared.dataset
-    arrays = (
-        dataset.x_train,
-        targets.of(dataset)[0],
-        np.asarray(dataset.mean, np.float32),
-        np.asarray(1.0 / dataset.std, np.float32),
-    )
-    return local.Samples(*devices.place(mesh, arrays, scan.WHOLE))
-
-
-def test_set_of(prepared: Prepared, mesh: Mesh) -> evaluation.TestSet:
-    """The test samples in batches, which the devices share."""
-    dataset, tested = prepared.dataset, prepared.tested
-    group = None if tested is None else tested.group
-    labels = targets.of(dataset)[1]
-    test = evaluation.make_test_set(dataset.x_test, labels, mesh.size, group)
-    return devices.place(mesh, test, scan.DIVIDED)
-
-
-def sizes_of(
-    prepared: Prepared,
-) -> tuple[Float[np.ndarray, "U"], Float[np.ndarray, ""]]:
-    """Samples of each client on the device, and of all others together."""
-    num_samples = prepared.partition.capacity
-    total = prepared.workload.num_samples.sum(dtype=np.int64)
-    elsewhere = total - num_samples.sum(dtype=np.int64)
-    return num_samples.astype(np.float32), np.asarray(elsewhere, np.float32)
-
-
 def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
     """The validation samples in batches, None if there are none."""
     rows = prepared.held_out
     return None if rows is None else evaluation.make_held_out(rows)
 
 
-def number_scored(prepared: Prepared) -> int:
-    """Clients whose own models are tested; 0: no layers stay with the clients."""
+def scored_of(prepared: Prepared, number: int) -> evaluation.Scored | None:
+    """Whose own models are tested, filled up to `number`; 0: none stays with them."""
     tested = prepared.tested
-    return len(tested.client) if prepared.is_personal and tested is not None else 0
-
-
-def scored_of(prepared: Prepared, number: int = 0) -> evaluation.Scored | None:
-    """Whose own models are tested, filled up to `number`; None: no one's."""
-    tested, num_scored = prepared.tested, number_scored(prepared)
-    if tested is None or not num_scored:
+    if not number or not tested:
         return None
+    num_scored = len(tested.client)
     share = np.eye(num_scored) if tested.share is None else tested.share
-    missing = max(number - num_scored, 0)
+    missing = number - num_scored
     return evaluation.Scored(
         np.pad(tested.client, (0, missing), constant_values=-1),
         np.pad(share, ((0, missing), (0, 0))).astype(np.float32),
@@ -253,13 +220,10 @@ def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
     return local.ClassIndex(first, count, order, labels)
 
 
-def make_inputs(
-    prepared: Prepared, num_devices: int, chunk: int | None = None
-) -> scan.Inputs:
-    """Inputs of all intervals on the host, ``[T + R − 1, ...]``.
+def make_inputs(prepared: Prepared, num_devices: int, chunk: int) -> scan.Inputs:
+    """Inputs of all intervals on the host, ``[T + R − 1, ...]``; `chunk` is R.
 
     The last R − 1 fill up the last chunk, in whatever interval a run goes on.
-    `chunk` is R; None: as `chunk_of` chooses for this experiment.
     """
     times = prepared.workload.schedule
     inputs = scan.Inputs(
@@ -277,12 +241,9 @@ def make_inputs(
         share=times.share,
         lots=times.lots,
     )
-    missing = (chunk or chunk_of(prepared)) - 1
-    if not missing:
-        return inputs
     # The padding has no clients, no evaluations and no snapshots: it changes nothing.
     filled = jax.tree.map(
-        lambda a: np.concatenate([a, a[-1:].repeat(missing, 0)]), inputs
+        lambda a: np.concatenate([a, a[-1:].repeat(chunk - 1, 0)]), inputs
     )
     end = len(times.tau)
     filled.tau[end:], filled.evaluate[end:] = 0, False
@@ -293,28 +254,6 @@ def make_inputs(
 
 def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
     """(of the initial model, of training, which the run folds its streams from)."""
-    model = rng.key(seeds_of(prepared.config).model)
-    return rng.fold(model, "initial model"), rng.key(seeds_of(prepared.config).batches)
-
-
-def initial_state(
-    prepared: Prepared,
-    rules: tuple[Aggregator, ...],
-    key: PRNGKey,
-    sizes: tuple[Float[Array, "U"], Float[Array, ""]],
-    samples: local.Samples,
-) -> scan.State:
-    """w^0 and the rule's state; `sizes` as of `sizes_of`."""
-    size, idle_size = sizes
-    counts = counts_of(prepared)._replace(clients=size.shape[0], size=size)
-    return scan.init_state(
-        prepared.network.model,
-        rules,
-        key,
-        local.scaled(samples, samples.x[:1]),
-        counts._replace(idle_size=idle_size),
-        prepared.workload.schedule.snapshots,
-        prepared.config.cohort.choice,
-        prepared.uplinks,
-        prepared.hparams,
-    )
+    seeds = seeds_of(prepared.config)
+    model, batches = rng.key(seeds.model), rng.key(seeds.batches)
+    return rng.fold(model, "initial model"), batches

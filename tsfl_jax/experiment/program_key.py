@@ -115,7 +115,7 @@ def _key_of(prepared: Prepared, measured: Collection[Aggregator]) -> ProgramKey:
     spec, values = spec_of(prepared), values_of(prepared)
     estimates = Estimates((), (), spec.estimates.method)
     declared = [d for k in prepared.sections for d in components.declared(k).items()]
-    static = [name for name, (_, known) in declared if known.static]
+    static = [name for name, (_, setting) in declared if setting.static]
     is_sgd = prepared.optimizer is optimizers.sgd
     terms = optimizers.terms_of(prepared.hparams) if is_sgd else None
     digests = prepared.fingerprints
@@ -161,7 +161,7 @@ def _shapes_of(prepared: Prepared) -> Any:
         tuple((np.shape(a), str(np.asarray(a).dtype)) for a in leaves),
         counts_of(prepared).groups,
         online,  # has an index of samples by class
-        tested is not None and tested.share is not None,
+        getattr(tested, "share", None) is not None,
     )
 
 

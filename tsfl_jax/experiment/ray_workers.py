@@ -10,7 +10,7 @@ import importlib
 import pathlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from tsfl_jax.config import Config, flat, replace, settings_of
 from tsfl_jax.experiment import grid, shards, sweep_folder, sweeps
@@ -22,34 +22,22 @@ from tsfl_jax.types import UserError, one_line, user_code
 RETRIES = 5  # of a shard whose worker was lost
 
 
-class _Task(NamedTuple):
-    """What all workers get."""
-
-    settings: dict[str, Any]
-    points: grid.Points
-    workdir: pathlib.Path
-    runs_per_call: int
-    custom: dict[str, Any]
+# What all workers get: settings by name, the points, and options of `sweeps.make`.
+_Task = tuple[dict[str, Any], grid.Points, dict[str, Any]]
 
 
 def _work(task: _Task, shard: tuple[int, int] | None) -> sweeps.SweepResult | None:
     """What a worker does: one shard; None: the tables."""
-    config = replace(Config(), task.settings)
-    if shard is None:
-        return shards.collect(config, task.points, workdir=task.workdir, **task.custom)
-    return shards.run(
-        config,
-        task.points,
-        shard,
-        workdir=task.workdir,
-        runs_per_call=task.runs_per_call,
-        **task.custom,
-    )
+    settings, points, options = task
+    config = replace(Config(), settings)
+    if shard:
+        return shards.run(config, points, shard, **options)
+    return shards.collect(config, points, **options)
 
 
 def run(
     config: Config,
-    swept: shards.Swept,
+    swept: sweeps.Swept,
     address: str = "",
     *,
     workdir: str | pathlib.Path | None,
@@ -95,17 +83,18 @@ def run(
                 f"{resources.get(kind, 0):.0f}"
             )
         # A worker ends with its shard, since JAX keeps devices and memory.
-        options = {"max_retries": RETRIES, "max_calls": 1}
-        work = ray.remote(**options, **{f"num_{kind.lower()}s": devices})(_work)
+        resource = {f"num_{kind.lower()}s": devices}
+        work = ray.remote(max_retries=RETRIES, max_calls=1, **resource)(_work)
         with user_code("--ray: a part cannot be sent", "expected what can be pickled"):
-            task = ray.put(_Task(settings, points, folder, runs_per_call, custom))
+            options = {"workdir": folder, "runs_per_call": runs_per_call, **custom}
+            task = ray.put((settings, points, options))
         progress.log(stream, f"{count} Ray workers with {devices} {kind}s each")
         names = [f"shard {index}/{count}" for index in range(count)]
         tasks = {work.remote(task, (i, count)): name for i, name in enumerate(names)}
         show = _shown_on(stream, folder, len(points))
-        result = _result_of(ray, tasks, lambda: (show(), stop())[1])
+        result = _results(ray, tasks, lambda: (show(), stop())[1])
         # None wrote the tables if they were there before.
-        return result or _result_of(ray, {work.remote(task, None): "the tables"}, stop)
+        return result or _results(ray, {work.remote(task, None): "the tables"}, stop)
 
 
 @contextlib.contextmanager
@@ -134,8 +123,8 @@ def _cluster(address: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _result_of(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> Any:
-    """Wait for tasks by name; the one result that is not None, if there is one."""
+def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> Any:
+    """Wait for tasks by name; the one result, if a task has one."""
     result, waiting, task = None, [*tasks], None
     try:
         while waiting:
@@ -169,7 +158,7 @@ def _shown_on(
         nonlocal logged
         division = files.read_json(folder / sweep_folder.DIVISION, {"runs": list}) or {}
         digests = division.get("runs", [])
-        finished = sum(sweep_folder.path_of(folder, d).exists() for d in digests)
+        finished = len(digests) - sweep_folder.number_missing(folder, digests)
         if len(digests) == total and finished > logged:  # else of an earlier sweep
             logged = finished
             progress.log(stream, f"{finished} of {total} runs have finished")

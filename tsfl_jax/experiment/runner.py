@@ -12,16 +12,9 @@ import numpy as np
 
 from tsfl_jax import interrupts, stopping
 from tsfl_jax.config import Config, flat
-from tsfl_jax.engine import devices, scan
-from tsfl_jax.experiment import (
-    backend,
-    calls,
-    checkpoint,
-    lanes,
-    longer,
-    memory,
-    summary,
-)
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import backend, calls, checkpoint, lanes, longer, memory
+from tsfl_jax.experiment import summary as summaries
 from tsfl_jax.experiment.calls import Progress
 from tsfl_jax.experiment.identity import depends_on_devices, identity_of, labels_of
 from tsfl_jax.experiment.prepare import Prepared, accepted, prepare_validated
@@ -32,6 +25,7 @@ from tsfl_jax.report import runs, table
 from tsfl_jax.report import writers as reporting
 from tsfl_jax.types import Params, UserError
 
+# What only the process knew that finished the run; all results are recomputed.
 _PROVENANCE = {"compile_seconds": (int, float), "versions": dict}
 _PROVENANCE |= dict.fromkeys(("device", "backend", "processor"), str)
 
@@ -128,143 +122,84 @@ def run(
     Raises:
       UserError: the folder cannot be used, or holds another experiment's checkpoint.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as locks:
         path = None if workdir is None else report.folder_of(workdir)
-        # Of several processes the first one writes.
-        if not devices.first():
-            writers = ()
+        folder = path if devices.first() else None  # of several processes one writes
         # Before the folder, which is not made if a writer is refused.
-        writers = [reporting.writer_of(writer, path) for writer in writers]
-        folder, progress = _begin(exp, workdir, stream, stack)
+        chosen = writers if devices.first() else ()
+        opened = [reporting.writer_of(writer, path) for writer in chosen]
+        progress = _begin(exp, folder, stream, locks)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
-        opened = reporting.start(writers, settings, int(progress.finished))
-        progress, compile_seconds = _train(exp, folder, progress, stream, stop, opened)
-        history, state = progress.of_run(), _state_of_run(progress)
-        named = summary.named_of(exp.prepared, history)
-        results = _summary_of(
-            exp, named, state, float(progress.seconds), compile_seconds
-        )
-        if folder is not None:
-            if not compile_seconds:  # an earlier process has finished the run
-                results |= _provenance(folder)
-            summary.write_results(folder, exp.prepared, history, state.params, results)
-        local = summary.local_layers(exp.prepared, state)
-        if folder is not None and local is not None:
-            report.write_arrays(folder / "own.npz", local)
-        opened.end(report.plain(results), folder)
-    del named["tau"]
-    # The sum over clients on the host, where an integer has 64 bits.
-    named["samples"] = named["samples"].sum(axis=1, dtype=np.int64)
-    return Result(state.params, named, results, local)
-
-
-def _state_of_run(progress: Progress) -> scan.State:
-    """The state of the one run, on the host."""
-    return jax.tree.map(lambda a: a[0], jax.device_get(progress.state))
-
-
-def _summary_of(
-    exp: Experiment,
-    history: dict[str, Any],
-    state: scan.State,
-    seconds: float,
-    compile_seconds: float,
-) -> dict[str, Any]:
-    """The content of summary.json, with notes on how the run ended."""
-    results = summary.summarize(
-        exp.prepared, exp.labels, history, seconds, compile_seconds
-    )
-    results["notes"] += summary.negative_variances(state.params)
-    finished, total = len(history["diverged"]), exp.program.intervals
-    if finished < total and not history["diverged"][-1]:
-        results["notes"].append(
-            f"ended after interval {finished} of {total}, as stop.* or a writer asked"
-        )
-    return results
-
-
-def _provenance(folder: pathlib.Path) -> dict[str, Any]:
-    """What only the process knew that finished the run; all results are recomputed."""
-    before = report.read_json(folder / "summary.json", _PROVENANCE) or {}
-    return {name: before[name] for name in _PROVENANCE if name in before}
+        started = reporting.start(opened, settings, int(progress.finished))
+        progress, compile_seconds = _train(exp, folder, progress, stream, stop, started)
+        result = _finish(exp, folder, progress, compile_seconds)
+        started.end(report.plain(result.summary), folder)
+    return result
 
 
 def _begin(
     exp: Experiment,
-    workdir: str | pathlib.Path | None,
+    folder: pathlib.Path | None,
     stream: IO[str] | None,
-    stack: contextlib.ExitStack,
-) -> tuple[pathlib.Path | None, Progress]:
+    locks: contextlib.ExitStack,
+) -> Progress:
     """Where the run stands, the same in all processes; the first one has the folder."""
-    progress = calls.at_start(exp.program, exp.arrays)
+    progress, refusal = calls.at_start(exp.program, exp.arrays), None
     devices.connect(exp.program.mesh)
-    # Of several processes the first one reads and writes; the others follow it.
-    folder, refusal = None, None
     try:
-        if workdir is not None and devices.first():
-            folder, progress = _opened(exp, workdir, progress, stream, stack)
+        if folder:
+            progress = _opened(exp, folder, progress, stream, locks)
     except UserError as error:
         refusal = error
-    if devices.any_process(refusal is not None):
+    if devices.any_process(bool(refusal)):
         raise refusal or UserError("process 0 has stopped and says why")
     progress = devices.from_first(progress)
     seconds, finished = np.float64(progress.seconds), np.int64(progress.finished)
-    return folder, progress._replace(seconds=seconds, finished=finished)
+    return progress._replace(seconds=seconds, finished=finished)
 
 
 def _opened(
     exp: Experiment,
-    workdir: str | pathlib.Path,
+    folder: pathlib.Path,
     progress: Progress,
     stream: IO[str] | None,
-    stack: contextlib.ExitStack,
-) -> tuple[pathlib.Path, Progress]:
-    """The locked folder, and where a run in it stands."""
-    folder = report.prepare_workdir(workdir)
-    checkpoints = folder / "checkpoints"
-    stack.enter_context(report.lock(folder))
+    locks: contextlib.ExitStack,
+) -> Progress:
+    """Where a run in a folder stands, which is made and locked."""
+    report.prepare_workdir(folder)
+    locks.enter_context(report.lock(folder))
     if (folder / "lanes").is_dir():
         raise UserError(f"{folder} holds a sweep; choose another --workdir")
-    if (folder / "metrics.jsonl").exists() and not checkpoints.exists():
+    store = _store(exp, folder)
+    if (folder / "metrics.jsonl").exists() and not store.folder.exists():
         raise UserError(
             f"{folder} holds a run without checkpoints; {checkpoint.AFRESH}"
         )
+
+    def adapt(saved: dict, shapes: dict[str, list[int]]) -> tuple[Progress, dict]:
+        total = exp.prepared.config.num_intervals
+        intervals = saved.get("num_intervals", total)
+        if intervals >= total:
+            return progress, exp.identity
+        updates = shapes[".history.diverged"][1]
+        shorter = jax.tree.map(lambda a: a[:, :updates], progress.history)
+        of_shorter = longer.earlier(
+            exp.prepared, exp.program, exp.arrays, intervals, updates
+        )
+        return progress._replace(history=shorter), exp.identity | of_shorter
+
     if exp.prepared.config.checkpoint:
-        warn = bars.warn_to(stream)
-        progress = _restored(exp, checkpoints, progress, warn)
+        progress = store.restored(progress, bars.warn_to(stream), adapt)
     if progress.finished:
         total = exp.program.intervals
         bars.log(stream, f"resuming after interval {progress.finished} of {total}")
         _write_metrics(exp, folder, progress)
     report.write_json(folder / "config.json", dataclasses.asdict(exp.prepared.config))
-    return folder, progress
+    return progress
 
 
-def _restored(
-    exp: Experiment,
-    checkpoints: pathlib.Path,
-    progress: Progress,
-    warn: Callable[[str], None],
-) -> Progress:
-    """The progress of the newest checkpoint, which may be that of a smaller T."""
-    identity, template = exp.identity, progress
-    total = exp.prepared.config.num_intervals
-    newest = checkpoint.newest(checkpoints) or {"identity": {}}
-    intervals = newest["identity"].get("num_intervals", total)
-    if intervals < total:
-        updates = checkpoint.length_of(newest)
-        identity = identity | longer.earlier(
-            exp.prepared, exp.program, exp.arrays, intervals, updates
-        )
-        shorter = jax.tree.map(lambda a: a[:, :updates], progress.history)
-        template = progress._replace(history=shorter)
-    saved = checkpoint.restore_latest(checkpoints, template, identity, warn)
-    if saved is None:
-        return progress
-    pairs = map(jax.tree.leaves, (progress.history, saved[1].history))
-    for whole, part in zip(*pairs, strict=True):
-        whole[:, : part.shape[1]] = part
-    return saved[1]._replace(history=progress.history)
+def _store(exp: Experiment, folder: pathlib.Path) -> calls.Store:
+    return calls.Store(folder / "checkpoints", exp.identity)
 
 
 def _train(
@@ -280,18 +215,18 @@ def _train(
     if first >= total or progress.state.diverged[0] or _is_reached(exp, progress):
         return progress, 0.0
     compiled = exp.program.compile(exp.arrays, progress.state, stream)
-    save = None if folder is None else functools.partial(_save, exp, folder)
+    save = folder and functools.partial(_save, exp, folder)
     with bars.bar(stream, total, first) as bar:
 
         def show(chunk: Chunk, progress: Progress) -> bool:
             history = progress.of_run()
-            scores = history.test_accuracy, history.train_loss
-            calls.advance(
-                bar, chunk, 1, bars.results_text(*map(summary.last_measured, scores))
+            scores = map(
+                summaries.last_measured, (history.test_accuracy, history.train_loss)
             )
+            calls.advance(bar, chunk, 1, bars.results_text(*scores))
             is_ended = False
             if writers.writers:
-                rows = summary.rows_of(exp.prepared, history, chunk.first)
+                rows = summaries.rows_of(exp.prepared, history, chunk.first)
                 seconds = float(progress.seconds)
                 is_ended = writers.report([r | {"wall_time": seconds} for r in rows])
             return devices.any_process(is_ended) or _is_reached(exp, progress)
@@ -300,7 +235,7 @@ def _train(
             compiled, exp.arrays, progress, show=show, stop=stop, save=save
         )
     progress = progress._replace(state=jax.device_get(progress.state))
-    if save is not None:
+    if save:
         save(progress)
     return progress, compiled.seconds
 
@@ -315,12 +250,41 @@ def _is_reached(exp: Experiment, progress: Progress) -> bool:
 def _save(exp: Experiment, folder: pathlib.Path, progress: Progress) -> None:
     """Write the checkpoint, then metrics.jsonl, which is never ahead of it."""
     if exp.prepared.config.checkpoint:
-        checkpoint.save(
-            folder / "checkpoints", int(progress.finished), progress, exp.identity
-        )
+        _store(exp, folder).save(progress)
     _write_metrics(exp, folder, progress)
 
 
 def _write_metrics(exp: Experiment, folder: pathlib.Path, progress: Progress) -> None:
-    rows = summary.rows_of(exp.prepared, progress.of_run())
+    rows = summaries.rows_of(exp.prepared, progress.of_run())
     report.write_metrics(folder / "metrics.jsonl", rows)
+
+
+def _finish(
+    exp: Experiment,
+    folder: pathlib.Path | None,
+    progress: Progress,
+    compile_seconds: float,
+) -> Result:
+    """The result of a run that has ended, and its files."""
+    prepared, history = exp.prepared, progress.of_run()
+    state = jax.tree.map(lambda a: a[0], jax.device_get(progress.state))
+    named, seconds = summaries.named_of(prepared, history), float(progress.seconds)
+    summary = summaries.summarize(prepared, exp.labels, named, seconds, compile_seconds)
+    summary["notes"] += summaries.negative_variances(state.params)
+    finished, total = int(progress.finished), exp.program.intervals
+    if finished < total and not history.diverged[-1]:
+        summary["notes"].append(
+            f"ended after interval {finished} of {total}, as stop.* or a writer asked"
+        )
+    local_layers = summaries.local_layers(prepared, state)
+    if folder:
+        if not compile_seconds:  # an earlier process has finished the run
+            before = report.read_json(folder / "summary.json", _PROVENANCE) or {}
+            summary |= {name: before[name] for name in _PROVENANCE if name in before}
+        summaries.write_results(folder, prepared, history, state.params, summary)
+        if local_layers:
+            report.write_arrays(folder / "own.npz", local_layers)
+    del named["tau"]
+    # The sum over clients on the host, where an integer has 64 bits.
+    named["samples"] = named["samples"].sum(axis=1, dtype=np.int64)
+    return Result(state.params, named, summary, local_layers)

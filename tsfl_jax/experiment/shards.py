@@ -1,18 +1,15 @@
 """A sweep by several processes, on one machine or many, in one shared folder."""
 
-import dataclasses
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Sequence
+from typing import Any
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import lanes, sweep_folder, sweeps
 from tsfl_jax.report import files, progress
 from tsfl_jax.types import UserError
-
-Swept = Mapping[str, Sequence] | Sequence[Mapping]
 
 
 def parse(text: str) -> tuple[int, int]:
@@ -54,24 +51,16 @@ def divide(groups: Sequence[Sequence[int]], count: int) -> list[list[int]]:
 
 
 def run(
-    config: Config,
-    swept: Swept,
-    shard: tuple[int, int],
-    *,
-    workdir: str | pathlib.Path,
-    stream: IO[str] | None = None,
-    runs_per_call: int = 0,
-    stop: Callable[[], bool] = lambda: False,
-    **custom: Any,
+    config: Config, swept: sweeps.Swept, shard: tuple[int, int], **options: Any
 ) -> sweeps.SweepResult | None:
     """Run or resume one shard of a sweep; the last one to end writes the tables.
 
     Args:
-      config: as in `doors.sweep`, and so are swept, runs_per_call, stop and custom.
+      config: as in `doors.sweep`.
       swept: the whole sweep, the same in all processes.
       shard: index from 0, and count; see `divide`.
-      workdir: folder that all processes see, on a file system with locks.
-      stream: gets the progress.
+      **options: of `sweeps.make`; workdir is a folder that all processes see, on a file
+        system with locks.
 
     Returns:
       The result of the whole sweep if this call wrote its tables, else None.
@@ -80,49 +69,44 @@ def run(
       UserError: what `doors.sweep` refuses, a shard that another process has, or a
         folder of another sweep.
     """
-    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop}
-    sweep = sweeps.make(config, swept, custom, workdir=workdir, **options)
-    index, count = shard
+    sweep = sweeps.make(config, swept, **options)
+    (index, count), folder = shard, sweep.folder
+    assert folder
     runs = divide(lanes.group(sweep.runs)[0], count)[index]
-    folder = sweep.folder
-    assert folder is not None
     with sweep_folder.shard(folder, sweep.digests, index, count):
-        progress.log(stream, f"shard {index}/{count}: {len(runs)} runs")
+        progress.log(sweep.stream, f"shard {index}/{count}: {len(runs)} runs")
         if runs:
             sweeps.run_all(sweep.only(runs))
         with files.lock(folder, patience=sweep_folder.PATIENCE):
-            paths = [sweep_folder.path_of(folder, d) for d in sweep.digests]
-            missing = sum(not path.exists() for path in paths)
-            if not missing and not _has_tables(sweep):
+            missing = sweep_folder.number_missing(folder, sweep.digests)
+            if not missing and not _has_tables(sweep, folder):
                 return sweeps.collect(sweep)
-    unfinished = f"{missing} of {len(paths)} runs are left to other shards"
-    progress.log(stream, unfinished if missing else "the tables are there")
+    unfinished = f"{missing} of {len(sweep.runs)} runs are left to other shards"
+    progress.log(sweep.stream, unfinished if missing else "the tables are there")
     return None
 
 
-def _has_tables(sweep: sweeps.Sweep) -> bool:
+def _has_tables(sweep: sweeps.Sweep, folder: pathlib.Path) -> bool:
     """Whether the tables in the folder are those of this sweep."""
-    assert sweep.folder is not None
-    written = files.read_json(sweep.folder / "sweep.json") or {}
-    about = {"config": dataclasses.asdict(sweep.config), "points": sweep.points}
-    return {name: written.get(name) for name in about} == files.plain(about)
+    written = files.read_json(folder / "sweep.json") or {}
+    settings = files.plain(sweep.settings())
+    return {name: written.get(name) for name in settings} == settings
 
 
 def collect(
     config: Config,
-    swept: Swept,
+    swept: sweeps.Swept,
     *,
     workdir: str | pathlib.Path,
-    stream: IO[str] | None = None,
-    **custom: Any,
+    **options: Any,
 ) -> sweeps.SweepResult | None:
     """Write the tables of the runs that have finished; train nothing.
 
     Args:
-      config: as in `doors.sweep`, and so are swept and custom.
+      config: as in `doors.sweep`.
       swept: the whole sweep.
       workdir: its folder.
-      stream: gets the notes.
+      **options: of `sweeps.make`.
 
     Returns:
       The result of the sweep, None while runs are missing.
@@ -130,9 +114,9 @@ def collect(
     Raises:
       UserError: none of the runs is in the folder.
     """
-    if not (files.folder_of(workdir) / "lanes").is_dir():
+    folder = files.folder_of(workdir)
+    if not (folder / "lanes").is_dir():
         raise UserError(f"--collect: {workdir} is not the folder of a sweep")
-    sweep = sweeps.make(config, swept, custom, workdir=workdir, stream=stream)
-    assert sweep.folder is not None
-    with files.lock(sweep.folder, patience=sweep_folder.PATIENCE):
+    sweep = sweeps.make(config, swept, workdir=workdir, **options)
+    with files.lock(folder, patience=sweep_folder.PATIENCE):
         return sweeps.collect(sweep)

@@ -1,8 +1,6 @@
 """What a run's files and a sweep's rows say of a history: results, notes, rows."""
 
-import math
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -57,7 +55,7 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
     work, cohort = work_of(prepared, history), None
     if prepared.config.evaluation.over == "cohort":
         cohort = np.where(deliveries.claimed(work) > 0, work.client, -1)
-    fields = history.named(tuple(prepared.custom.metrics or ()))
+    fields = history.named(tuple(prepared.custom.metrics))
     fields = client_test.named(_tested(prepared), fields, cohort) | {
         "tau": work.tau,
         "virtual_time": prepared.workload.seconds[: len(history.rho)],
@@ -69,21 +67,25 @@ def measured(prepared: Prepared) -> tuple[str, ...]:
     """Names in the history of what not every run measures."""
     names = tuple(prepared.custom.metrics)
     names += structures.REGRET if prepared.config.measure_regret else ()
-    return names + (client_test.SERIES if prepared.tested is not None else ())
+    return names + (client_test.SERIES if prepared.tested else ())
 
 
 def _tested(prepared: Prepared) -> client_test.ClientTest | None:
     """The clients that are scored; by their own layers each has one score already."""
-    if prepared.tested is None or not prepared.is_personal:
-        return prepared.tested
-    return prepared.tested._replace(share=None)
+    if prepared.tested and prepared.is_personal:
+        return prepared.tested._replace(share=None)
+    return prepared.tested
 
 
 def last_measured(values: Array | np.ndarray) -> float:
     """The last value that is not NaN; NaN if there is none."""
-    values = np.asarray(values)
-    measured = values[~np.isnan(values)]
-    return float(measured[-1]) if len(measured) else float("nan")
+    return (_measured(values) or [float("nan")])[-1]
+
+
+def _measured(values: Array | np.ndarray) -> list[float]:
+    """The values that are not NaN."""
+    numbers = np.asarray(values, np.float64)
+    return numbers[~np.isnan(numbers)].tolist()
 
 
 def where_run() -> dict[str, Any]:
@@ -115,28 +117,20 @@ def summarize(
     compile_seconds: float,
 ) -> dict[str, Any]:
     """The content of summary.json; `history` has the finished intervals only."""
-    results = results_of(prepared, history)
+    results = labels | {"num_intervals": len(history["diverged"])}
+    results |= results_of(prepared, history)
     speed = results["samples_trained"] / seconds if seconds else float("nan")
-    return (
-        labels
-        | {"num_intervals": len(history["diverged"])}
-        | results
-        | {
-            "compile_seconds": compile_seconds,
-            "train_seconds": seconds,
-            "samples_per_second": speed,
-            "num_discarded": int(history["num_discarded"].sum()),
-        }
-        | where_run()
-    )
+    results |= {"compile_seconds": compile_seconds, "train_seconds": seconds}
+    results |= {"samples_per_second": speed}
+    results |= {"num_discarded": int(history["num_discarded"].sum())}
+    return results | where_run()
 
 
 def scores_of(history: dict[str, Any]) -> dict[str, Any]:
     """Best and last accuracy, last loss, interval of a total loss, mean regret."""
     accuracy, lost = history["test_accuracy"], np.flatnonzero(history["diverged"])
-    measured = accuracy[~np.isnan(accuracy)]
     scores = {
-        "best_test_accuracy": float(measured.max()) if len(measured) else float("nan"),
+        "best_test_accuracy": max(_measured(accuracy), default=float("nan")),
         "final_test_accuracy": last_measured(accuracy),
         "final_test_loss": last_measured(history["test_loss"]),
         "diverged_at": int(lost[0]) + 1 if len(lost) else None,
@@ -146,9 +140,8 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
             scores[f"final_{name}"] = last_measured(history[name])
     for name in ("regret", "gap"):
         if name in history:  # over the measured intervals
-            values = np.asarray(history[name], np.float64)
-            values = values[~np.isnan(values)]
-            scores[f"mean_{name}"] = float(values.mean()) if len(values) else np.nan
+            values = _measured(history[name])
+            scores[f"mean_{name}"] = float(np.mean(values)) if values else np.nan
     return scores
 
 
@@ -186,23 +179,13 @@ def rows_of(
     prepared: Prepared, history: scan.History, first: int = 0
 ) -> list[dict[str, Any]]:
     """One plain dict per finished interval from `first` on, as in metrics.jsonl."""
-    named, metrics = named_of(prepared, history), tuple(prepared.custom.metrics or ())
-    columns: dict[str, Sequence] = {"interval": range(first + 1, len(history.rho) + 1)}
+    named = named_of(prepared, history)
     measured = (name for name in _MEASURED if name in named)
-    for name in ("virtual_time", *_COLUMNS, *measured, *metrics):
-        columns[name] = _plain(named[name][first:])
-    return [
-        dict(zip(columns, row, strict=True))
-        for row in zip(*columns.values(), strict=True)
-    ]
-
-
-def _plain(values: np.ndarray) -> list:
-    """Numbers as JSON has them: None for NaN and ±inf."""
-    plain = values.tolist()
-    if np.isfinite(values).all():
-        return plain
-    return [v if math.isfinite(v) else None for v in plain]
+    names = "virtual_time", *_COLUMNS, *measured, *prepared.custom.metrics
+    columns = [report.plain(named[name][first:]) for name in names]
+    intervals = range(first + 1, len(history.rho) + 1)
+    rows = zip(intervals, *columns, strict=True)
+    return [dict(zip(("interval", *names), row, strict=True)) for row in rows]
 
 
 def write_results(
@@ -219,7 +202,7 @@ def write_results(
     arrays["size"] = work_of(prepared, history).size
     if history.slope is not None:
         arrays["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
-    if (tested := _tested(prepared)) is not None:
+    if tested := _tested(prepared):
         scores = {"accuracy": history.group_accuracy, "loss": history.group_loss}
         for name, values in scores.items():
             (last,) = client_test.by_client(tested, np.asarray(values)[-1:])
@@ -231,8 +214,8 @@ def write_results(
     report.write_arrays(folder / "clients.npz", arrays, compress=True)
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)
-    about = summary | {"num_clients": prepared.config.num_clients}
-    runs.write_figures(folder, named | arrays, about)
+    labels = summary | {"num_clients": prepared.config.num_clients}
+    runs.write_figures(folder, named | arrays, labels)
 
 
 def local_layers(prepared: Prepared, state: scan.State) -> dict[str, np.ndarray] | None:

@@ -25,7 +25,7 @@ def opened(
 ) -> pathlib.Path:
     """The folder, made if missing, with lanes/; its lock is in `locks` if given."""
     folder = files.prepare_workdir(workdir)
-    if locks is not None:
+    if locks:
         locks.enter_context(files.lock(folder))
         _check_no_shard(folder)
     if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
@@ -37,6 +37,11 @@ def opened(
 def path_of(folder: pathlib.Path, digest: str) -> pathlib.Path:
     """The file of the finished run of that digest."""
     return folder / "lanes" / f"{digest}.npz"
+
+
+def number_missing(folder: pathlib.Path, digests: Sequence[str]) -> int:
+    """Those of some runs that have not finished."""
+    return sum(not path_of(folder, digest).exists() for digest in digests)
 
 
 def _check_no_shard(folder: pathlib.Path) -> None:
@@ -67,9 +72,9 @@ def shard(
     with contextlib.ExitStack() as locks:
         with files.lock(folder, patience=PATIENCE):
             before = files.read_json(folder / DIVISION, {"runs": list})
-            if before is not None and before != division:
+            if before and before != division:
                 _check_no_shard(folder)
-                if not set(map(str, before.get("runs", ()))) <= set(digests):
+                if not {*map(str, before.get("runs", ()))} <= {*digests}:
                     raise UserError(
                         f"{folder} holds the shards of another sweep; choose another "
                         f"--workdir, or delete its {DIVISION}"

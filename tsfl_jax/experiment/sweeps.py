@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 
 from tsfl_jax import host_memory, interrupts
 from tsfl_jax.config import Config, settings_of
+from tsfl_jax.engine import scan
 from tsfl_jax.experiment import (
     calls,
     checkpoint,
@@ -41,13 +42,14 @@ from tsfl_jax.experiment.identity import (
     values_of,
 )
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
-from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
+from tsfl_jax.experiment.program import Chunk
 from tsfl_jax.report import bands, files, progress, sweep_files, table
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
 _RUNNING = "running"  # folder of the checkpoints of running calls
 
+Swept = Mapping[str, Sequence] | Sequence[Mapping]
 History = dict[str, np.ndarray]  # of a run, by name
 Watch = Callable[[Mapping[int, History]], None]
 
@@ -99,10 +101,10 @@ class Sweep(NamedTuple):
     digests: list[str]  # of each run, which name its file
     mesh: Mesh
     folder: pathlib.Path | None
-    runs_per_call: int = 0  # 0 chooses
-    stream: IO[str] | None = None
-    stop: Callable[[], bool] = interrupts.was_asked
-    watch: Watch = lambda histories: None
+    runs_per_call: int  # 0 chooses
+    stream: IO[str] | None
+    stop: Callable[[], bool]
+    watch: Watch
     is_whole: bool = True  # else a shard, which leaves the tables to the last one
 
     def only(self, runs: Sequence[int]) -> "Sweep":
@@ -114,6 +116,10 @@ class Sweep(NamedTuple):
             is_whole=False,
         )
 
+    def settings(self) -> dict[str, Any]:
+        """What sweep.json says of it."""
+        return {"config": dataclasses.asdict(self.config), "points": self.points}
+
     @property
     def title(self) -> str:
         """Data sets and networks."""
@@ -121,9 +127,17 @@ class Sweep(NamedTuple):
         return "; ".join(names)
 
 
-def run(
+def run(config: Config, swept: Swept, **options: Any) -> SweepResult:
+    """Run or resume a sweep, see `doors.sweep`; `options` are those of `make`."""
+    with contextlib.ExitStack() as locks:
+        sweep = make(config, swept, locks, **options)
+        return _result(sweep, run_all(sweep))
+
+
+def make(
     config: Config,
-    swept: Mapping[str, Sequence] | Sequence[Mapping],
+    swept: Swept,
+    locks: contextlib.ExitStack | None = None,
     *,
     workdir: str | pathlib.Path | None = None,
     runs_per_call: int = 0,
@@ -131,38 +145,20 @@ def run(
     stop: Callable[[], bool] = interrupts.was_asked,
     watch: Watch = lambda histories: None,
     **custom: Any,
-) -> SweepResult:
-    """Run or resume a sweep, see `doors.sweep`; progress goes to `stream`."""
-    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop}
-    options |= {"workdir": workdir, "watch": watch}
-    with contextlib.ExitStack() as locks:
-        sweep = make(config, swept, custom, locks=locks, **options)
-        histories = run_all(sweep)
-        return _result(sweep, [histories[i] for i in range(len(sweep.runs))])
-
-
-def make(
-    config: Config,
-    swept: Mapping[str, Sequence] | Sequence[Mapping],
-    custom: Mapping[str, Any],
-    *,
-    workdir: str | pathlib.Path | None,
-    locks: contextlib.ExitStack | None = None,
-    **options: Any,
 ) -> Sweep:
     """Check and draw all before training.
 
     Args:
-      config: as in `doors.sweep`, and so are swept and workdir.
-      custom: fields of `custom_hooks.Custom`.
+      config: as in `doors.sweep`, and so is all that is not named here.
       locks: gets the folder's lock; None: it is not locked.
-      **options: runs_per_call, stream, stop and watch of `Sweep`.
+      stream: gets the progress; None: no one.
+      **custom: fields of `custom_hooks.Custom`.
     """
     validate(config)
     config, parts = adopted(config, Custom(**custom))
     points = grid.points(swept, settings_of(type(config)))
     names = grid.names_of(points)
-    if custom.get("aggregator") is not None and "algorithm" in names:
+    if custom.get("aggregator") and "algorithm" in names:
         raise UserError(
             "--sweep algorithm: would be ignored with aggregator=, the rule of all "
             "runs; leave one of them out"
@@ -171,9 +167,8 @@ def make(
     folder = None if workdir is None else files.folder_of(workdir)
     # Before anything else uses JAX.
     mesh = start_jax(config)
-    count = options.get("runs_per_call", 0)
-    if not isinstance(count, Integral) or count < 0:
-        raise UserError(f"runs_per_call={count!r}: expected an integer >= 0")
+    if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
+        raise UserError(f"runs_per_call={runs_per_call!r}: expected an integer >= 0")
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process a --shard")
     host_memory.require(
@@ -182,27 +177,47 @@ def make(
         f"schedules and splits of {len(configs):,} runs",
     )
     runs = prepare_all(configs, parts)
-    if folder is not None:
+    if folder:
         is_new = not (folder / "lanes").exists()  # and is not made if refused
         for members in lanes.group(runs)[0] if is_new else ():
             memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
         sweep_folder.opened(folder, locks)
-    digests = [_digest(p) for p in runs]
-    return Sweep(config, points, names, runs, digests, mesh, folder, **options)
+    return Sweep(
+        config=config,
+        points=points,
+        swept=names,
+        runs=runs,
+        digests=[_digest(p) for p in runs],
+        mesh=mesh,
+        folder=folder,
+        runs_per_call=runs_per_call,
+        stream=stream,
+        stop=stop,
+        watch=watch,
+    )
 
 
 def _digest(prepared: Prepared) -> str:
-    identity = files.plain(identity_of(prepared))
-    text = json.dumps(identity, sort_keys=True)
+    return _short_digest(json.dumps(files.plain(identity_of(prepared)), sort_keys=True))
+
+
+def _short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _row(run: int, sweep: Sweep, history: History) -> dict[str, Any]:
-    """One line of results.csv."""
+class Finished(NamedTuple):
+    """A run that has finished."""
+
+    history: History
+    row: dict[str, Any]  # of results.csv
+
+
+def _finished(sweep: Sweep, run: int, history: History) -> Finished:
+    """A finished run, with its line of results.csv."""
     prepared = sweep.runs[run]
     settings = values_of(prepared) | custom_values(prepared)
     results = summary.results_of(prepared, history)
-    return (
+    row = (
         {"run": run}
         | {name: settings[name] for name in sweep.swept}
         | results
@@ -215,33 +230,51 @@ def _row(run: int, sweep: Sweep, history: History) -> dict[str, Any]:
         | {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
         | {k: v for k, v in settings.items() if k not in sweep.swept}
     )
+    return Finished(history, row)
 
 
-def _rows(sweep: Sweep, histories: Mapping[int, History]) -> dict[int, dict[str, Any]]:
-    """Lines of results.csv of the finished runs, by number."""
-    return {i: _row(i, sweep, history) for i, history in histories.items()}
-
-
-def _finished(sweep: Sweep) -> dict[int, History]:
-    """Histories of the runs that are in the folder, by number."""
-    if sweep.folder is None:
-        return {}
-    warn, histories = progress.warn_to(sweep.stream), {}
+def _load_finished(sweep: Sweep) -> dict[int, Finished]:
+    """The runs that are in the folder, by number."""
+    warn, finished = progress.warn_to(sweep.stream), {}
+    if not sweep.folder:
+        return finished
     for i, (prepared, digest) in enumerate(zip(sweep.runs, sweep.digests, strict=True)):
-        history = sweep_folder.finished_run(
-            sweep.folder, digest, warn, summary.measured(prepared)
-        )
-        if history is not None:
-            histories[i] = history
-    return histories
+        names = summary.measured(prepared)
+        if history := sweep_folder.finished_run(sweep.folder, digest, warn, names):
+            finished[i] = _finished(sweep, i, history)
+    return finished
 
 
-def _write_partly(sweep: Sweep, rows: Mapping[int, dict[str, Any]]) -> None:
+def _write_partly(sweep: Sweep, finished: Mapping[int, Finished]) -> None:
     """The tables of the runs that have finished so far, if there is a folder."""
-    if sweep.folder is not None:
-        title = f"{sweep.title}, {len(rows)} of {len(sweep.runs)} runs so far"
-        in_order = [rows[i] for i in sorted(rows)]
-        sweep_files.write(sweep.folder, sweep.swept, in_order, title)
+    if sweep.folder:
+        title = f"{sweep.title}, {len(finished)} of {len(sweep.runs)} runs so far"
+        rows = [finished[i].row for i in sorted(finished)]
+        sweep_files.write(sweep.folder, sweep.swept, rows, title)
+
+
+def _result(sweep: Sweep, finished: Mapping[int, Finished]) -> SweepResult:
+    """Rows and histories of all runs; written to the folder."""
+    rows = [finished[i].row for i in sorted(finished)]
+    histories = [finished[i].history for i in sorted(finished)]
+
+    def shapes(name: str) -> set:
+        return {h[name].shape if name in h else None for h in histories}
+
+    fields = [n for n in histories[0] if n != "seconds" and len(shapes(n)) == 1]
+    stacked = {n: np.stack([h[n] for h in histories]) for n in fields}
+    series = [
+        {n: a for n, a in h.items() if a.shape == h["virtual_time"].shape}
+        for h in histories
+    ]
+    result = SweepResult(rows, stacked, sweep.swept, series)
+    if sweep.folder:
+        # What is left is of calls that another division into calls replaced.
+        shutil.rmtree(sweep.folder / _RUNNING, ignore_errors=True)
+        sweep_files.write(sweep.folder, sweep.swept, rows, sweep.title, result._runs())
+        settings = sweep.settings() | summary.where_run()
+        files.write_json(sweep.folder / "sweep.json", settings)
+    return result
 
 
 def collect(sweep: Sweep) -> SweepResult | None:
@@ -250,47 +283,46 @@ def collect(sweep: Sweep) -> SweepResult | None:
     Raises:
       UserError: none of them is there.
     """
-    histories, total = _finished(sweep), len(sweep.runs)
-    if not histories:
+    finished, total = _load_finished(sweep), len(sweep.runs)
+    if not finished:
         raise UserError(
             f"{sweep.folder} has none of these {total} runs; do --config "
             "and --sweep say what the shards were told?"
         )
-    if len(histories) == total:
-        return _result(sweep, list(histories.values()))
-    _write_partly(sweep, _rows(sweep, histories))
-    missing = f"{total - len(histories)} of {total} runs"
+    if len(finished) == total:
+        return _result(sweep, finished)
+    _write_partly(sweep, finished)
+    missing = f"{total - len(finished)} of {total} runs"
     progress.log(sweep.stream, f"{missing} are missing")
     return None
 
 
-def run_all(sweep: Sweep) -> dict[int, History]:
-    """Histories of all runs, from the folder or trained and kept there."""
+def run_all(sweep: Sweep) -> dict[int, Finished]:
+    """All runs, from the folder or trained and kept there."""
     runs, stream = sweep.runs, sweep.stream
     for note in _merged([p.notes for p in runs]):
         progress.log(stream, f"note: {note}")
-    histories = _finished(sweep)
-    groups, causes = lanes.group(runs, finished=histories)
+    finished = _load_finished(sweep)
+    groups, causes = lanes.group(runs, finished=finished)
     for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
-    if histories:
-        progress.log(stream, f"{len(histories)} runs were finished already")
-        sweep.watch(dict(histories))
+    if finished:
+        progress.log(stream, f"{len(finished)} runs were finished already")
+        sweep.watch({i: run.history for i, run in finished.items()})
     lengths = [len(p.steps) for p in runs]
-    first = sum(lengths[i] for i in histories)
-    rows = _rows(sweep, histories)
+    first = sum(lengths[i] for i in finished)
     with progress.bar(stream, sum(lengths), first) as bar:
-        show = _shown_on(bar, histories)
+        show = _shown_on(bar, finished)
         for members in groups:
-            for call_histories in _run_group(sweep, members, show, histories):
-                histories |= call_histories
-                rows |= {i: _row(i, sweep, h) for i, h in call_histories.items()}
-                sweep.watch(dict(sorted(histories.items())))
-                if len(histories) < len(runs) and sweep.is_whole:
-                    _write_partly(sweep, rows)
-                if len(histories) < len(runs) and sweep.stop():
-                    raise KeyboardInterrupt
-    return histories
+            for finished_call in _run_group(sweep, members, show, finished):
+                finished |= finished_call
+                sweep.watch({i: finished[i].history for i in sorted(finished)})
+                if len(finished) < len(runs):
+                    if sweep.is_whole:
+                        _write_partly(sweep, finished)
+                    if sweep.stop():
+                        raise KeyboardInterrupt
+    return finished
 
 
 def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
@@ -307,10 +339,10 @@ def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _shown_on(
-    bar: progress.Advance, histories: Mapping[int, History]
+    bar: progress.Advance, finished: Mapping[int, Finished]
 ) -> Callable[[int, Chunk], None]:
     """A function of a call's number of runs and a chunk, which advances the bar."""
-    scores = [h["test_accuracy"] for h in histories.values()]
+    scores = [run.history["test_accuracy"] for run in finished.values()]
     best = max((np.nanmax([*a, 0.0]) for a in scores), default=0.0)
 
     def show(num_runs: int, chunk: Chunk) -> None:
@@ -329,135 +361,82 @@ def _run_group(
     members: list[int],
     show: Callable[[int, Chunk], None],
     finished: Collection[int],
-) -> Iterator[dict[int, History]]:
-    """Histories of the unfinished runs of one program, a call at a time."""
+) -> Iterator[dict[int, Finished]]:
+    """The unfinished runs of one program, a call at a time."""
     prepared_runs = [sweep.runs[i] for i in members]
     memory.check(lanes.largest(prepared_runs), sweep.mesh.size)
     group = lanes.make_group(prepared_runs, sweep.mesh)
     count = min(sweep.runs_per_call or lanes.runs_per_call(group), len(members))
     unfinished = [i for i in members if i not in finished]
-    begun = _call_folder(sweep, group, unfinished[:count], count)
-    if begun is None or not begun.exists():  # else it goes on with its idle runs
+    begun = _store(sweep, group, unfinished[:count], count)
+    if not (begun and begun.folder.exists()):  # else it goes on with its idle runs
         count = min(count, len(unfinished))
     compiled = None
     for first in range(0, len(unfinished), count):
         indices = unfinished[first : first + count]
+        show_call = functools.partial(show, len(indices))
         arrays = lanes.make_arrays(group, [sweep.runs[i] for i in indices], count)
         compiled = compiled or group.program.compile(arrays, stream=sweep.stream)
-        folder = _call_folder(sweep, group, indices, count)
-        end = _run_call(
-            sweep, compiled, arrays, folder, functools.partial(show, len(indices))
+        standing = calls.at_start(compiled.program, arrays)
+        store = _store(sweep, group, indices, count)
+        if store:
+            standing = store.restored(standing, progress.warn_to(sweep.stream))
+        if standing.finished:
+            show_call(standing.as_chunk())
+        end = calls.train(
+            compiled,
+            arrays,
+            standing,
+            show=lambda chunk, _, show_call=show_call: show_call(chunk),
+            stop=sweep.stop,
+            save=store.save if store else None,
+            last_save=checkpoint.LastSave(checkpoint.now(), 0.1),  # the first after 5 s
         )
+        seconds = float(end.seconds / len(indices))
         yield {
-            run: _kept(sweep, run, end, lane, len(indices))
+            run: _kept(sweep, run, end.of_run(lane), seconds)
             for lane, run in enumerate(indices)
         }
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        if store:
+            shutil.rmtree(store.folder, ignore_errors=True)
 
 
-def _run_call(
-    sweep: Sweep,
-    compiled: Compiled,
-    arrays: Arrays,
-    folder: pathlib.Path | None,
-    show: Callable[[Chunk], None],
-) -> calls.Progress:
-    """Run a call to its end, from the checkpoint of an earlier process if there is one.
-
-    Unfinished calls are saved in a folder whose name is a digest of their runs.
-    """
-    standing = calls.at_start(compiled.program, arrays)
-    identity = {"call": "" if folder is None else folder.name}
-    if folder is not None:
-        warn = progress.warn_to(sweep.stream)
-        saved = checkpoint.restore_latest(folder, standing, identity, warn)
-        standing = saved[1] if saved else standing
-
-    def save(standing: calls.Progress) -> None:
-        assert folder is not None
-        checkpoint.save(folder, int(standing.finished), standing, identity)
-
-    if standing.finished:
-        last, seconds = int(standing.finished), float(standing.seconds)
-        history = jax.tree.map(lambda a: a[:, :last], standing.history)
-        show(Chunk(0, last, standing.state, history, seconds))
-    return calls.train(
-        compiled,
-        arrays,
-        standing,
-        show=lambda chunk, _: show(chunk),
-        stop=sweep.stop,
-        save=save if folder else None,
-        last_save=checkpoint.LastSave(checkpoint.now(), 0.1),  # the first after 5 s
-    )
-
-
-def _kept(
-    sweep: Sweep, run: int, end: calls.Progress, lane: int, num_runs: int
-) -> History:
-    """The history of a run by name, which is written into its file."""
-    fields = jax.tree.map(lambda a: a[lane], end.history)
+def _kept(sweep: Sweep, run: int, fields: scan.History, seconds: float) -> Finished:
+    """A run that has finished, whose history is written into its file."""
     history = _cut(summary.named_of(sweep.runs[run], fields))
-    history["seconds"] = np.asarray(end.seconds / num_runs)
-    if sweep.folder is not None:
+    history["seconds"] = np.asarray(seconds)
+    if sweep.folder:
         digest = sweep.digests[run]
         path = sweep_folder.path_of(sweep.folder, digest)
         named = history | {sweep_folder.NAME: np.array(digest)}
         files.write_arrays(path, named, compress=True)
-    return history
+    return _finished(sweep, run, history)
 
 
 def _cut(history: History) -> History:
     """A diverged run ended there: NaN and 0 afterwards, and still diverged."""
-    is_after = np.logical_or.accumulate(history["diverged"])
-    is_after = np.append(False, is_after[:-1])
-    drawn_before = {"tau", "virtual_time", "client"} & {*history}
-    unchanged = {name: history[name] for name in drawn_before}
-    cut = {
-        name: np.where(
-            is_after.reshape(is_after.shape + (1,) * (a.ndim - 1)),
-            np.nan if np.issubdtype(a.dtype, np.floating) else 0,
-            a,
-        ).astype(a.dtype)
-        for name, a in history.items()
-    }
-    return cut | unchanged | {"diverged": history["diverged"] | is_after}
+    is_diverged = np.logical_or.accumulate(history["diverged"])
+    is_after = np.append(False, is_diverged[:-1])
+    cut = {"diverged": is_diverged}
+    for name in history.keys() - {"tau", "virtual_time", "client", "diverged"}:
+        values = history[name]
+        missing = np.nan if np.issubdtype(values.dtype, np.floating) else 0
+        cut[name] = values.copy()
+        cut[name][is_after] = missing
+    return history | cut
 
 
-def _call_folder(
+def _store(
     sweep: Sweep, group: lanes.Group, indices: list[int], count: int
-) -> pathlib.Path | None:
-    """The folder of a running call's checkpoints; None: nothing is kept."""
+) -> calls.Store | None:
+    """Where a running call is kept, named by a digest of its runs; None: it is not."""
     runs = [sweep.runs[i] for i in indices]
-    if sweep.folder is None or not any(p.config.checkpoint for p in runs):
+    if not sweep.folder or not any(p.config.checkpoint for p in runs):
         return None
     files.prepare_workdir(sweep.folder / _RUNNING)
     devices = sweep.mesh.size if any(map(depends_on_devices, runs)) else ""
     digests = [sweep.digests[i] for i in indices]
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))
-    text = f"{digests}{count}{devices}{rules}"
-    return sweep.folder / _RUNNING / hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-def _result(sweep: Sweep, histories: list[History]) -> SweepResult:
-    """Rows and histories of all runs; written to the folder."""
-    rows = [_row(i, sweep, history) for i, history in enumerate(histories)]
-    fields = [
-        n for n in histories[0] if n != "seconds" and all(n in h for h in histories)
-    ]
-    same = [n for n in fields if len({h[n].shape for h in histories}) == 1]
-    stacked = {n: np.stack([h[n] for h in histories]) for n in same}
-    series = [
-        {n: a for n, a in h.items() if a.shape == h["virtual_time"].shape}
-        for h in histories
-    ]
-    result = SweepResult(rows, stacked, sweep.swept, series)
-    if sweep.folder is not None:
-        # What is left is of calls that another division into calls replaced.
-        shutil.rmtree(sweep.folder / _RUNNING, ignore_errors=True)
-        sweep_files.write(sweep.folder, sweep.swept, rows, sweep.title, result._runs())
-        settings = {"config": dataclasses.asdict(sweep.config), "points": sweep.points}
-        files.write_json(sweep.folder / "sweep.json", settings | summary.where_run())
-    return result
+    name = _short_digest(f"{digests}{count}{devices}{rules}")
+    return calls.Store(sweep.folder / _RUNNING / name, {"call": name})

@@ -24,8 +24,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks import roofline, thunks
 from tsfl_jax import config_files, validate
 from tsfl_jax.engine import devices, scan
-from tsfl_jax.experiment import backend, custom_hooks, grid, lanes, prepare
-from tsfl_jax.experiment import program as programs
+from tsfl_jax.prepare import backend, custom_hooks, prepare
+from tsfl_jax.run import grid, lanes
+from tsfl_jax.run import program as programs
 from tsfl_jax.types import UserError
 
 _TARGETS = pathlib.Path(__file__).parent

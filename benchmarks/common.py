@@ -18,10 +18,10 @@ import numpy as np
 
 from tsfl_jax import config
 from tsfl_jax.engine import client, devices, scan
-from tsfl_jax.experiment import lanes, program, runner
 from tsfl_jax.models import networks
 from tsfl_jax.models.networks import ModelConfig
 from tsfl_jax.report import files
+from tsfl_jax.run import lanes, program, runner
 
 SHAPES = {
     "mnist_cnn": (28, 28, 1),

@@ -12,8 +12,9 @@ import tempfile
 
 from benchmarks import common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import custom_hooks, lanes, prepare, program
-from tsfl_jax.experiment.backend import start_jax
+from tsfl_jax.prepare import custom_hooks, prepare
+from tsfl_jax.prepare.backend import start_jax
+from tsfl_jax.run import lanes, program
 
 CASES = {
     "MNIST CNN, FedAvg": ("mnist_cnn", "fedavg"),

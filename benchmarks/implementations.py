@@ -16,7 +16,7 @@ import jax
 
 from benchmarks import ahead, common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend
+from tsfl_jax.prepare import backend
 
 MAPPINGS = ("sequential", "vmap")
 FORMS = ("fast", "slices", "lax")

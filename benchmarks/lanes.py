@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from benchmarks import common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, lanes
-from tsfl_jax.experiment.custom_hooks import Custom
-from tsfl_jax.experiment.prepare import Prepared, load_dataset, prepare_all
+from tsfl_jax.prepare import backend
+from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax.prepare.prepare import Prepared, load_dataset, prepare_all
+from tsfl_jax.run import lanes
 
 WORK = {"schedule__kind": "case1", "schedule__data_size": 256}
 

@@ -17,7 +17,7 @@ import tsfl_jax
 from benchmarks import common
 from tsfl_jax import config
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import runner
+from tsfl_jax.run import runner
 
 
 class TwoConvolutions(nn.Module):

@@ -20,7 +20,7 @@ import tsfl_jax
 from benchmarks import common, own
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import runner
+from tsfl_jax.run import runner
 
 TABLE = 768 * 2**20  # bytes of samples at most; clients share them where it is full
 

@@ -17,7 +17,8 @@ import numpy as np
 from benchmarks import common
 from tsfl_jax import config as c
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import runner, workload
+from tsfl_jax.prepare import workload
+from tsfl_jax.run import runner
 from tsfl_jax.validate import validate
 
 FRAMEWORKS = ("none", "tsfl", "afl")

@@ -32,7 +32,8 @@ import tsfl_jax
 from benchmarks import common
 from tsfl_jax import rng
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, lanes, prepare
+from tsfl_jax.prepare import backend, prepare
+from tsfl_jax.run import lanes
 
 HIDDEN = {"MLP": 64, "logistic": 0}
 # By lanes: intervals of the short and of the long run.
@@ -309,7 +310,7 @@ def host_rows(intervals: int, repeats: int) -> list[dict]:
 
 def host(kind: str, intervals: int) -> None:
     """Print CPU seconds of T intervals of logistic regression: program and host."""
-    from tsfl_jax.experiment import runner
+    from tsfl_jax.run import runner
 
     # What the program reports then is CPU time: others may hold the cores.
     program.time = types.SimpleNamespace(perf_counter=time.process_time)

@@ -24,7 +24,8 @@ from tsfl_jax import config as settings
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import estimates
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
-from tsfl_jax.experiment import backend, grid, initial_estimates, lanes, prepare
+from tsfl_jax.prepare import backend, prepare
+from tsfl_jax.run import grid, initial_estimates, lanes
 
 _PILOT = ("bounds", initial_estimates.DRAWS)
 

@@ -16,9 +16,10 @@ import sys
 from jax.sharding import Mesh
 
 from benchmarks import ahead, common, lanes, own
-from tsfl_jax.experiment import backend, prepare, program
-from tsfl_jax.experiment.custom_hooks import Custom
-from tsfl_jax.experiment.lanes import make_arrays, make_group, single
+from tsfl_jax.prepare import backend, prepare
+from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax.run import program
+from tsfl_jax.run.lanes import make_arrays, make_group, single
 
 MAPPINGS = ("vmap", "sequential")
 FORMS = ("slices", "fast", "lax")

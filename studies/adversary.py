@@ -24,10 +24,11 @@ from studies.fleets import BOUNDS, FleetNumbers
 from studies.study import Changes
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid, prepare, sweeps
+from tsfl_jax.prepare import prepare
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, p_text, paired_p, spread
 from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.run import grid, sweeps
 from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 

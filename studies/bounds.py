@@ -19,11 +19,11 @@ from studies import study
 from tsfl_jax.config import Config, get
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid, sweeps
-from tsfl_jax.experiment.network import exact_of
-from tsfl_jax.experiment.prepare import load_dataset, prepare
+from tsfl_jax.prepare.network import exact_of
+from tsfl_jax.prepare.prepare import load_dataset, prepare
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
+from tsfl_jax.run import grid, sweeps
 from tsfl_jax.studies import arguments, experiments
 from tsfl_jax.theory import bounds
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit

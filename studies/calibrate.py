@@ -25,9 +25,9 @@ import numpy as np
 from studies import study
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, spread
+from tsfl_jax.run import grid
 from tsfl_jax.studies import arguments, reproduce
 from tsfl_jax.studies.paper_results import ALGORITHMS, CELLS
 from tsfl_jax.types import UserError

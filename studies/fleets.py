@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from tsfl_jax import rng
 from tsfl_jax.config import Config, get, seeds_of
-from tsfl_jax.experiment import splits
+from tsfl_jax.prepare import splits
 from tsfl_jax.report import files
 from tsfl_jax.types import Dataset
 

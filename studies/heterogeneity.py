@@ -16,10 +16,10 @@ import numpy as np
 from studies import study
 from studies.study import Case, Changes, Runs, Study
 from tsfl_jax.config import Config, get, read
-from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.run import grid
 from tsfl_jax.studies import arguments, compare
 from tsfl_jax.theory.bounds import heterogeneity_degree
 from tsfl_jax.types import UserError

@@ -28,10 +28,10 @@ from studies.study import Row
 from studies.verdicts import tested
 from tsfl_jax import data, rng
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS
 from tsfl_jax.rules.learned import FEATURES
+from tsfl_jax.run import grid
 from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 

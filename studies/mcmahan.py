@@ -25,9 +25,9 @@ from studies import study
 from studies.study import Row
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import diverged_note, spread
+from tsfl_jax.run import grid
 from tsfl_jax.studies import arguments
 from tsfl_jax.types import UserError
 

@@ -22,9 +22,9 @@ from jaxtyping import Array, Num
 from tsfl_jax import command
 from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import curves_of, diverged_note, spread
+from tsfl_jax.run import grid, sweeps
 from tsfl_jax.studies import arguments, experiments
 from tsfl_jax.types import UserError
 

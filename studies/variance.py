@@ -17,10 +17,10 @@ from studies import study
 from studies.verdicts import LEVEL
 from tsfl_jax import rng
 from tsfl_jax.config import SEEDS
-from tsfl_jax.experiment import grid
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import left_out, p_text
 from tsfl_jax.report.table import grouped
+from tsfl_jax.run import grid
 from tsfl_jax.types import UserError
 
 CLAIM = 0.5  # points of accuracy

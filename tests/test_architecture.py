@@ -17,7 +17,7 @@ ROOT = "types rng trees components sections stopping host_memory interrupts comm
 FOLDERS = "timeline data models theory rules uplink"
 # Assembled from the tables of the folders above.
 BORDER = "config validate config_files settings_page"
-LATER = "engine report experiment studies"
+LATER = "engine report prepare run studies"
 ORDER = f"{ROOT} {FOLDERS} {BORDER} {LATER} flower cli __main__".split()
 ENTRY_POINTS = {"__init__"}  # the public API
 MOST_LINES, TALLEST = 500, 60
@@ -160,10 +160,10 @@ def test_public_annotations_name_public_classes(path):
     assert not private & annotations_of_public(body)
 
 
-def test_settings_are_read_in_the_experiment_folder_only():
+def test_settings_are_read_in_prepare_and_run_only():
     """Others may name the type `Config`; components say what does not go together."""
     for path in FILES:
-        if place(path) in ("experiment", "validate", "config", "cli"):
+        if place(path) in ("prepare", "run", "validate", "config", "cli"):
             continue
         tree, own = ast.parse(path.read_text()), set()
         for node in ast.walk(tree):

@@ -17,9 +17,10 @@ import tsfl_jax
 from tests import examples
 from tsfl_jax.config import replace
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment import custom_hooks, lanes, prepare
+from tsfl_jax.prepare import custom_hooks, prepare
 from tsfl_jax.report import collect
 from tsfl_jax.rules import averages, custom
+from tsfl_jax.run import lanes
 from tsfl_jax.sections import LR_SCHEDULES
 from tsfl_jax.types import Constants, UserError
 

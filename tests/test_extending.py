@@ -16,8 +16,9 @@ import pytest
 import tsfl_jax
 from tests import examples
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import custom_hooks, lanes, prepare
+from tsfl_jax.prepare import custom_hooks, prepare
 from tsfl_jax.rules.base import weights_of
+from tsfl_jax.run import lanes
 
 TEXT = examples.text("architecture.md")
 EXAMPLES = examples.examples("architecture.md", r"^### … an? (.+?)\n(.*?)(?=^##)")
@@ -107,7 +108,8 @@ ROOT = Aggregator(Mixing(weights), sections=(Root,))
 USE = """
 import numpy as np
 import tsfl_jax
-from tsfl_jax.experiment import lanes, prepare
+from tsfl_jax.prepare import prepare
+from tsfl_jax.run import lanes
 from tsfl_jax import settings_page
 
 config = tsfl_jax.Config(algorithm="root", num_intervals=2, num_clients=4, batch_size=8)
@@ -251,7 +253,7 @@ def pairs(fleet, *, horizon, iterations, quota):
 USE_ALL = """
 import numpy as np
 import tsfl_jax
-from tsfl_jax.experiment import prepare
+from tsfl_jax.prepare import prepare
 from tsfl_jax import settings_page
 
 config = tsfl_jax.Config(algorithm="fedavg", num_intervals=4, num_clients=4)
@@ -403,7 +405,7 @@ USE_LINK = """
 import numpy as np
 import tsfl_jax
 from tsfl_jax.config import replace
-from tsfl_jax.experiment import runner
+from tsfl_jax.run import runner
 
 config = tsfl_jax.Config(num_intervals=4, num_clients=4, batch_size=8, lr=0.05)
 config.schedule.data_size, config.report_every, config.model.hidden = 24, 2, 4

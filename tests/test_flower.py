@@ -17,7 +17,7 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax import flower, rng
-from tsfl_jax.experiment import prepare
+from tsfl_jax.prepare import prepare
 from tsfl_jax.types import Constants, UserError
 
 APP = pathlib.Path(__file__).parents[1] / "docs" / "examples" / "flower"

@@ -13,7 +13,7 @@ import pytest
 from tests import examples
 from tsfl_jax import cli
 from tsfl_jax.config import SETTINGS
-from tsfl_jax.experiment import grid
+from tsfl_jax.run import grid
 
 PAGES = sorted(path.name for path in (examples.DOCS / "howto").glob("*.md"))
 # Python blocks that cannot run here, by page and place: why.

@@ -48,7 +48,7 @@ def imported():
 
 def test_only_what_every_run_needs_is_imported(imported):
     new = imported[2]
-    assert "tsfl_jax.experiment.runner" in new
+    assert "tsfl_jax.run.runner" in new
     found = [n for n in new if any(n == m or n.startswith(f"{m}.") for m in LATE)]
     # Flax itself imports some of Orbax; the package adds nothing to it.
     assert not found and not [n for n in new if n.startswith("orbax.")]

@@ -19,7 +19,7 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import runner
+from tsfl_jax.run import runner
 
 PATH = pathlib.Path(__file__).with_name("pinned.json")
 SMALL = {

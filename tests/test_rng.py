@@ -14,8 +14,8 @@ from tsfl_jax import data, rng
 from tsfl_jax.config import Config
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.engine import client
-from tsfl_jax.experiment import prepare
 from tsfl_jax.models import networks
+from tsfl_jax.prepare import prepare
 
 PACKAGE = pathlib.Path(rng.__file__).parent
 SEEDS = (0, 1, 2, 2**32 - 1)

@@ -17,8 +17,9 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax import __main__, config, host_memory, interrupts
-from tsfl_jax.experiment import prepare, runner
+from tsfl_jax.prepare import prepare
 from tsfl_jax.report import files
+from tsfl_jax.run import runner
 from tsfl_jax.types import INT32_MAX, UserError
 from tsfl_jax.validate import validate
 

@@ -24,12 +24,6 @@ from tsfl_jax import rules, theory
 from tsfl_jax.components import component, setting
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
-from tsfl_jax.experiment.doors import simulate, sweep
-from tsfl_jax.experiment.explain import Explanation, explain
-from tsfl_jax.experiment.function import as_function
-from tsfl_jax.experiment.predict import predict
-from tsfl_jax.experiment.runner import Result
-from tsfl_jax.experiment.sweeps import SweepResult
 from tsfl_jax.models.networks import Model
 from tsfl_jax.report.writers import Writer
 from tsfl_jax.rules import AGGREGATORS, dms
@@ -48,6 +42,12 @@ from tsfl_jax.rules.dms import (
     dms_weights,
     filter_probability,
 )
+from tsfl_jax.run.doors import simulate, sweep
+from tsfl_jax.run.explain import Explanation, explain
+from tsfl_jax.run.function import as_function
+from tsfl_jax.run.predict import predict
+from tsfl_jax.run.runner import Result
+from tsfl_jax.run.sweeps import SweepResult
 from tsfl_jax.theory import (
     BoundConstants,
     bound_optimal_weights,

@@ -8,7 +8,7 @@ import pytest
 from studies import adversary, arena
 from studies.fleets import BOUNDS, FleetNumbers
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import prepare
+from tsfl_jax.prepare import prepare
 from tsfl_jax.types import UserError
 
 SMALL = {"num_intervals": 4, "report_every": 2, "num_clients": 6, "model.hidden": 4}

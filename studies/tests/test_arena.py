@@ -9,9 +9,10 @@ from studies import arena, arena_report, fleets
 from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import grid, prepare, sweeps
+from tsfl_jax.prepare import prepare
 from tsfl_jax.report import collect, statistics
 from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.run import grid, sweeps
 
 DIGITS = replace(Config(), arena.DATA["digits"])
 

@@ -20,7 +20,7 @@ from studies import (
     theory,
 )
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import grid
+from tsfl_jax.run import grid
 from tsfl_jax.studies import experiments
 from tsfl_jax.types import UserError
 

@@ -7,7 +7,7 @@ import pytest
 
 from studies import bounds as bound_study
 from tsfl_jax.data.quadratic import Exact
-from tsfl_jax.experiment import grid
+from tsfl_jax.run import grid
 from tsfl_jax.studies import experiments
 from tsfl_jax.theory import bounds as theory
 from tsfl_jax.theory.bounds import BoundConstants

@@ -7,7 +7,7 @@ import pytest
 
 from studies import calibrate
 from tsfl_jax.config import SETTINGS, Config, replace
-from tsfl_jax.experiment import sweeps
+from tsfl_jax.run import sweeps
 from tsfl_jax.studies import experiments
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate

@@ -7,7 +7,7 @@ import xarray
 import tsfl_jax
 from studies import learned as study
 from tsfl_jax import config
-from tsfl_jax.experiment import sweeps
+from tsfl_jax.run import sweeps
 from tsfl_jax.types import UserError
 
 DIMS = ("seed", "interval")

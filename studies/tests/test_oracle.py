@@ -3,7 +3,7 @@
 import numpy as np
 
 from studies import oracle, study
-from tsfl_jax.experiment import sweeps
+from tsfl_jax.run import sweeps
 
 
 def invented(names, seeds=2, intervals=6):

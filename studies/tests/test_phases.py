@@ -9,8 +9,8 @@ import xarray
 
 from studies import phases, study
 from tsfl_jax.config import replace
-from tsfl_jax.experiment import sweeps
-from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.prepare.prepare import prepare
+from tsfl_jax.run import sweeps
 
 
 def labelled(curves):

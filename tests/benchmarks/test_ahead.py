@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import ahead, structure
-from tsfl_jax.experiment import backend
+from tsfl_jax.prepare import backend
 from tsfl_jax.types import UserError
 
 needs_compiler = pytest.mark.skipif(

@@ -15,10 +15,10 @@ from tests.reference import at_quadratic
 from tsfl_jax.config import Config, replace
 from tsfl_jax.data import quadratic
 from tsfl_jax.engine import client
-from tsfl_jax.experiment import network
-from tsfl_jax.experiment.prepare import prepare, prepare_all
 from tsfl_jax.models import model as model_of
 from tsfl_jax.models import networks
+from tsfl_jax.prepare import network
+from tsfl_jax.prepare.prepare import prepare, prepare_all
 from tsfl_jax.report import progress
 from tsfl_jax.types import UserError
 

@@ -10,7 +10,7 @@ from sklearn import metrics
 import tsfl_jax
 from tsfl_jax.config import replace
 from tsfl_jax.data import in_memory
-from tsfl_jax.experiment.prepare import load_dataset
+from tsfl_jax.prepare.prepare import load_dataset
 from tsfl_jax.types import UserError
 
 RNG = np.random.default_rng(0)

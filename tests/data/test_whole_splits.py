@@ -6,7 +6,7 @@ import pytest
 import tsfl_jax
 from tsfl_jax.config import Config, replace
 from tsfl_jax.data import skew, whole_splits
-from tsfl_jax.experiment import prepare
+from tsfl_jax.prepare import prepare
 from tsfl_jax.types import Dataset, Partition, UserError
 
 LABELS = np.random.default_rng(5).permutation(np.arange(6000) % 10)

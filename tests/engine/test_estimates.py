@@ -16,9 +16,9 @@ from tests.reference import at_quadratic
 from tsfl_jax import rng
 from tsfl_jax.engine import client, devices, estimates, optimizers
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
-from tsfl_jax.experiment.network import exact_of
-from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.models import networks
+from tsfl_jax.prepare.network import exact_of
+from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.rules import AGGREGATORS
 
 DATA = problems.dataset()

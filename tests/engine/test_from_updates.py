@@ -14,9 +14,10 @@ from tsfl_jax import config
 from tsfl_jax.data import validation
 from tsfl_jax.engine import evaluation, from_updates, optimizers, structures
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
-from tsfl_jax.experiment import lanes, prepare, program
+from tsfl_jax.prepare import prepare
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Received, RoundInfo
+from tsfl_jax.run import lanes, program
 from tsfl_jax.types import Constants, UserError
 
 

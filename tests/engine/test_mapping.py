@@ -21,8 +21,9 @@ from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU
 from tests.problems import small
 from tsfl_jax.engine import client, devices, mapping
 from tsfl_jax.engine.program_spec import ProgramSpec
-from tsfl_jax.experiment import backend, identity, prepare, runner
+from tsfl_jax.prepare import backend, prepare
 from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.run import identity, runner
 from tsfl_jax.types import UserError
 
 

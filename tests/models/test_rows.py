@@ -249,7 +249,7 @@ def test_the_note_needs_a_short_batch():
     for batch_size in (1, 3):
         config, data = two_clients(batch_size=batch_size)
         parts = {"dataset": data, "model": MIXING["batch mean"]}
-        notes = tsfl_jax.experiment.prepare.prepare(config, **parts).notes
+        notes = tsfl_jax.prepare.prepare.prepare(config, **parts).notes
         is_noted = any("outputs of a sample depend on" in note for note in notes)
         assert is_noted == (batch_size == 3)
 

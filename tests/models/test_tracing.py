@@ -11,8 +11,8 @@ from flax import nnx
 import tsfl_jax
 from tests import problems
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import prepare
 from tsfl_jax.models import networks, tracing
+from tsfl_jax.prepare import prepare
 from tsfl_jax.types import UserError
 
 TRAINING = ["train", "training", "is_training", "is_train", "training_mode"]

@@ -9,8 +9,8 @@ import pytest
 import tsfl_jax
 from studies.verdicts import over
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import runner, summary, sweeps
 from tsfl_jax.report import page, sweep_files, table
+from tsfl_jax.run import runner, summary, sweeps
 
 SMALL = {
     "num_intervals": 3,

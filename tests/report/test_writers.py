@@ -10,8 +10,8 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import runner
 from tsfl_jax.report import files, tensorboard, writers
+from tsfl_jax.run import runner
 from tsfl_jax.stopping import StopConfig, reached
 from tsfl_jax.types import UserError
 

@@ -8,7 +8,7 @@ import pytest
 from tests import problems
 from tests.rules.test_rules import received
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.rules import AGGREGATORS, adaptive
 from tsfl_jax.rules.base import ClientOutputs
 from tsfl_jax.types import UserError

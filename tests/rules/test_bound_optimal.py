@@ -10,7 +10,7 @@ import tsfl_jax
 from tests import problems
 from tests.problems import small
 from tests.rules.test_rules import received
-from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.theory.minimum import bound_optimal_weights

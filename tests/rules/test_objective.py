@@ -13,7 +13,7 @@ from tests.rules.test_rules import HP, TAU, close, received, run
 from tsfl_jax import rules
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Quadratic
-from tsfl_jax.experiment.workload import draw_workload
+from tsfl_jax.prepare.workload import draw_workload
 from tsfl_jax.rules.base import Counts
 from tsfl_jax.rules.scaffold import ControlVariates
 from tsfl_jax.types import Dataset, UserError

@@ -5,8 +5,8 @@ import pytest
 
 from tests.problems import small
 from tsfl_jax import config
-from tsfl_jax.experiment import prepare, rule_settings
-from tsfl_jax.experiment.custom_hooks import Custom
+from tsfl_jax.prepare import prepare, rule_settings
+from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.averages import Server
 from tsfl_jax.rules.robust import Krum

@@ -14,9 +14,10 @@ from tests.engine.test_scan import DATA, PROBLEM, TAU, as_reference, permuted
 from tests.problems import small
 from tests.timeline.test_deliveries import SIZES, damaged
 from tsfl_jax import config
-from tsfl_jax.experiment import lanes, prepare, sweeps
+from tsfl_jax.prepare import prepare
 from tsfl_jax.rules import AGGREGATORS, dms, local_work, staleness
 from tsfl_jax.rules.base import Counts, Received, RoundInfo
+from tsfl_jax.run import lanes, sweeps
 from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import Constants
 

@@ -10,9 +10,10 @@ import pytest
 
 from tsfl_jax import config_files, data
 from tsfl_jax.config import Config, get, read, replace
-from tsfl_jax.experiment import grid as axes
-from tsfl_jax.experiment import prepare, runner
+from tsfl_jax.prepare import prepare
 from tsfl_jax.report import statistics
+from tsfl_jax.run import grid as axes
+from tsfl_jax.run import runner
 from tsfl_jax.studies import compare
 from tsfl_jax.types import UserError
 

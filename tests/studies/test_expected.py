@@ -12,8 +12,9 @@ import tsfl_jax
 from studies import arena, calibrate
 from tsfl_jax import config_files
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import grid, prepare
+from tsfl_jax.prepare import prepare
 from tsfl_jax.report import style
+from tsfl_jax.run import grid
 from tsfl_jax.studies import paper_results
 from tsfl_jax.types import UserError
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tsfl_jax.experiment import prepare
+from tsfl_jax.prepare import prepare
 from tsfl_jax.studies import experiments, paper_results, reproduce
 from tsfl_jax.types import UserError
 

@@ -7,7 +7,7 @@ import tsfl_jax
 from tests.problems import small
 from tests.timeline.test_timeline import fleet_of, simulate
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import prepare, workload
+from tsfl_jax.prepare import prepare, workload
 from tsfl_jax.timeline import FRAMEWORKS, arrival, deliveries
 from tsfl_jax.timeline.schedule import complete
 

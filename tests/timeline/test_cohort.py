@@ -14,7 +14,7 @@ from scipy import stats
 from tests.timeline.test_timeline import ALL
 from tests.timeline.test_timeline import simulate as by_name
 from tsfl_jax.config import Config, get, replace, value
-from tsfl_jax.experiment import prepare, rule_settings, workload
+from tsfl_jax.prepare import prepare, rule_settings, workload
 from tsfl_jax.timeline import (
     FRAMEWORKS,
     cohort,

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import prepare
+from tsfl_jax.prepare import prepare
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import UserError
 

@@ -9,8 +9,8 @@ from tests.engine.test_scan import PROBLEM, as_reference
 from tests.problems import small
 from tests.rules.test_rules import HP, TAU, in_step, reference_of
 from tests.timeline.test_deliveries import SIZES, timed
-from tsfl_jax.experiment import workload
-from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.prepare import workload
+from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.timeline import free_riders
 from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import UserError

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import tsfl_jax
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import prepare, runner, summary
-from tsfl_jax.experiment.workload import draw_workload
+from tsfl_jax.prepare import prepare
+from tsfl_jax.prepare.workload import draw_workload
+from tsfl_jax.run import runner, summary
 from tsfl_jax.theory import bounds
 from tsfl_jax.timeline import distributions, schedule
 from tsfl_jax.types import UserError

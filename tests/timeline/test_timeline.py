@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfl_jax.config import READERS, Config
-from tsfl_jax.experiment import workload
-from tsfl_jax.experiment.custom_hooks import Custom
-from tsfl_jax.experiment.rule_settings import check_read
+from tsfl_jax.prepare import workload
+from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax.prepare.rule_settings import check_read
 from tsfl_jax.timeline import FRAMEWORKS, Framework, deliveries, segments, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact
 from tsfl_jax.timeline.ticks import SECOND

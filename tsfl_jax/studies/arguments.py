@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tsfl_jax import command
-from tsfl_jax.experiment import grid
+from tsfl_jax.run import grid
 from tsfl_jax.types import UserError
 
 

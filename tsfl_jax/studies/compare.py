@@ -19,7 +19,7 @@ from jaxtyping import Float
 from tsfl_jax import config_files, data
 from tsfl_jax.config import READERS, Config, flat, get
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid, prepare, runner
+from tsfl_jax.prepare import prepare
 from tsfl_jax.report import bands, files, progress, style
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
@@ -29,6 +29,7 @@ from tsfl_jax.report.statistics import (
     spread_of_times,
     time_to,
 )
+from tsfl_jax.run import grid, runner
 from tsfl_jax.studies import arguments
 from tsfl_jax.timeline import deliveries, ticks
 from tsfl_jax.timeline.timeline_settings import FleetConfig

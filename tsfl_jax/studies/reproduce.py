@@ -17,7 +17,6 @@ import pandas as pd
 
 from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, paper, style
 from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import (
@@ -27,6 +26,7 @@ from tsfl_jax.report.statistics import (
     diverged_note,
     spread,
 )
+from tsfl_jax.run import grid, sweeps
 from tsfl_jax.studies import arguments, experiments, paper_results
 from tsfl_jax.studies.paper_results import ALGORITHMS
 from tsfl_jax.types import UserError

@@ -1,0 +1,173 @@
+"""Cohorts from the workload down: only the clients that ever work are on the device."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests import problems
+from tests.problems import same_history
+from tsfl_jax.prepare import prepare, splits, workload
+from tsfl_jax.report import files
+from tsfl_jax.run import lanes, memory, runner
+
+K = 3
+SMALL = {
+    "hidden": 4,
+    "algorithm": "fedavg",
+    "num_clients": 300,
+    "num_intervals": 4,
+    "lr": 0.05,
+    "schedule__data_size": 24,
+    "schedule__interval_seconds": 1.0,
+    "schedule__dropout": 0.1,
+    "schedule__size_groups": "uniform(12,24)",
+    "partition__kind": "iid",
+    "partition__replacement": True,
+    "cohort__size": K,
+}
+
+
+def config_of(**changes):
+    return problems.small(**SMALL | changes)
+
+
+def drawn(config):
+    return workload.draw_workload(config)
+
+
+def with_all(monkeypatch):
+    """All N clients on the device."""
+
+    def all_of(config, *own):
+        found = workload.draw_workload(config, *own)
+        return found._replace(drawn=np.arange(config.num_clients))
+
+    monkeypatch.setattr(prepare, "draw_workload", all_of)
+
+
+def test_only_those_who_ever_work_are_on_the_device():
+    exp = runner.build(config_of(num_clients=100_000, algorithm="scaffold"))
+    times = exp.prepared.workload.schedule
+    drawn = np.unique(times.client[times.tau > 0])
+    arguments = lanes.arguments_of_run(exp.arrays, len(times.tau))
+    state, _, _, problem, inputs = arguments
+    np.testing.assert_array_equal(problem.client, drawn)
+    assert problem.rows.shape == (len(drawn), exp.prepared.partition.capacity.max())
+    there = times.tau > 0
+    np.testing.assert_array_equal(drawn[inputs.client[:4]][there], times.client[there])
+    assert state.server.size.shape == drawn.shape
+    sizes = [n for a in jax.tree.leaves(exp.arrays) for n in np.shape(a)]
+    assert 100_000 not in sizes
+    rows = memory.estimate(exp.prepared, 1, 1)
+    own = state.server.own
+    personal = sum(leaf.nbytes for leaf in jax.tree.leaves(own)) + 4 * len(drawn)
+    assert rows["personal state"] == personal
+    assert "personal state" not in memory.estimate(prepare.prepare(config_of()), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tolerances"),
+    [
+        pytest.param("dms", {}, marks=pytest.mark.slow),
+        # c = Σ p_i c_i is a sum over fewer clients.
+        ("scaffold", {"rtol": 1e-4, "atol": 1e-5}),
+    ],
+)
+def test_the_same_as_with_all_clients(monkeypatch, algorithm, tolerances):
+    config = config_of(
+        algorithm=algorithm,
+        num_clients=60,
+        partition__kind="dirichlet",
+        partition__replacement=False,
+    )
+    if algorithm == "dms":
+        config.constants.when = "interval"
+    few = tsfl_jax.simulate(config)
+    with_all(monkeypatch)
+    same_history(tsfl_jax.simulate(config), few, **tolerances)
+
+
+def some_of_twenty(draw):
+    return 3 * draw.rng.permutation(20)[: draw.size]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", pytest.param("dms", marks=pytest.mark.slow)]
+)
+def test_neither_n_nor_a_longer_run_matters(algorithm):
+    def run(**changes):
+        schedule = {"kind": "distribution", "tau_groups": "uniform(1,3)"}
+        changes |= {f"schedule__{name}": value for name, value in schedule.items()}
+        # By nature who is asked depends on N.
+        config = config_of(algorithm=algorithm, **changes)
+        return tsfl_jax.simulate(config, sampler=some_of_twenty)
+
+    short = run()
+    same_history(short, run(num_clients=9000))
+    same_history(short, run(num_intervals=6), intervals=4)
+
+
+def test_files_have_slots_and_ids(tmp_path):
+    result = tsfl_jax.simulate(config_of(), workdir=tmp_path)
+    times = drawn(config_of()).schedule
+    np.testing.assert_array_equal(result.history["client"], times.client)
+    table = result.to_xarray()
+    assert table["rho"].dims == table["client"].dims == ("interval", "slot")
+    arrays = files.read_arrays(tmp_path / "clients.npz")
+    assert arrays.keys() == {"tau", "size", "rho", "selected", "client"}
+    assert {a.shape for a in arrays.values()} == {(4, K)}
+    np.testing.assert_array_equal(arrays["client"], times.client)
+    assert (tmp_path / "participation.png").stat().st_size > 0
+
+
+def test_explain_counts_those_who_ever_work():
+    config = config_of(algorithm="scaffold")
+    known = tsfl_jax.explain(config)
+    made = drawn(config)
+    assert known.work.deliveries.sum() == (made.schedule.tau > 0).sum()
+    assert len(known.work.deliveries) == len(made.drawn)
+    assert known.work.iterations.sum() == made.schedule.tau.sum()
+    words = " ".join(str(known).split())
+    assert f"3 of 300 clients at a time, {len(made.drawn)} ever" in words
+    assert "personal state" in words
+
+
+def test_splits_of_some_clients_are_rows_of_the_whole():
+    config = config_of(
+        num_clients=9, partition__kind="shards", partition__replacement=False
+    )
+    data, held = prepare.load_dataset(config), np.arange(12, 21, dtype=np.int32)
+    fixed = splits.FixedSamples
+    split = functools.partial(splits.draw_split, config.partition, data)
+    drawn = np.array([2, 5, 8])
+    every, some = (split(fixed(), held, 0, among) for among in (None, drawn))
+    width = held[drawn].max()
+    np.testing.assert_array_equal(some.indices, every.indices[drawn, :width])
+    np.testing.assert_array_equal(some.capacity, held[drawn])
+    lists = [np.arange(10 * i, 10 * i + i + 1) for i in range(9)]
+    own = split(fixed(lists=lists), held, 0, drawn)
+    assert own.capacity.tolist() == [3, 6, 9]
+    for row, i in zip(own.indices, drawn, strict=True):
+        np.testing.assert_array_equal(row[: i + 1], lists[i])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedat", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tsfl", "fedbuff"))],
+)
+def test_frameworks_run_on_cohorts(name):
+    settings = {"timeline__upload": "uniform(0,0.5)", "num_intervals": 8}
+    if name == "fedbuff":
+        settings["timeline__buffer"] = 2
+    config = config_of(timeline__framework=name, report_every=3, **settings)
+    result = tsfl_jax.simulate(config)
+    times = drawn(config).schedule
+    np.testing.assert_array_equal(result.history["client"], times.client)
+    assert np.isfinite(result.history["train_loss"]).all()
+    np.testing.assert_allclose(result.history["rho"].sum(1), 1, rtol=1e-5)
+    words = str(tsfl_jax.explain(config))
+    ever = len(np.unique(times.client[times.tau > 0]))
+    assert f"3 of 300 clients at a time, {ever} ever" in words

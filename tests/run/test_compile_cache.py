@@ -1,0 +1,87 @@
+"""The persistent compilation cache: where it is, and that a second launch uses it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tsfl_jax.prepare import backend
+from tsfl_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+SECOND_LAUNCH = """
+import json, sys, jax
+from jax import monitoring
+seen = []
+monitoring.register_event_listener(lambda name, **_: seen.append(name))
+import tsfl_jax
+config = tsfl_jax.Config(num_intervals=1, report_every=1, compile_cache=sys.argv[1])
+config.algorithm, config.num_clients = "fedavg", 4
+config.schedule.kind, config.schedule.data_size = "case1", 64
+config.devices = 1  # as many on a machine that is busy during one launch only
+accuracy = tsfl_jax.simulate(config).history["test_accuracy"].tolist()
+names = [n.split("/")[-1] for n in seen]
+print(json.dumps({
+    "hits": names.count("cache_hits"), "misses": names.count("cache_misses"),
+    "accuracy": accuracy, "folder": jax.config.jax_compilation_cache_dir}))
+"""
+
+
+def launch(choice, **environment):
+    left_out = ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME")
+    kept = {k: v for k, v in os.environ.items() if k not in left_out}
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND_LAUNCH, str(choice)],
+        cwd=ROOT,
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "rror" not in done.stderr and "arning" not in done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_second_launch_compiles_nothing_and_gives_the_same(tmp_path):
+    home = tmp_path / "home"
+    first = launch("auto", HOME=str(home))
+    second = launch("auto", HOME=str(home))
+    assert first["folder"] == str(home / ".cache" / "tsfl_jax" / "xla")
+    assert first["hits"] == 0 and first["misses"] > 0
+    assert second["misses"] == 0 and second["hits"] > 0
+    assert second["accuracy"] == first["accuracy"]
+
+
+@pytest.mark.slow
+def test_the_cache_can_be_turned_off(tmp_path):
+    off = launch("off", HOME=str(tmp_path))
+    assert off["folder"] is None and off["hits"] == off["misses"] == 0
+    assert not (tmp_path / ".cache" / "tsfl_jax").exists()
+
+
+def test_the_settings_of_jax_are_kept(tmp_path):
+    # The suite's own folder, set in conftest.
+    folder = backend.use_cache("auto")
+    assert folder is not None and backend.use_cache("off") == folder
+
+
+def test_the_default_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert backend.default_folder() == pathlib.Path("/somewhere/tsfl_jax/xla")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match=r"compile_cache=.*file/x: cannot write there"):
+        backend.use_cache(str(file / "x"))
+
+
+def test_an_empty_choice_does_not_fill_the_current_folder():
+    with pytest.raises(UserError, match="compile_cache is empty: expected a folder"):
+        backend.use_cache(" ")

@@ -1,0 +1,119 @@
+"""Small networks on one CPU device: clients side by side by choice."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests.problems import small
+from tsfl_jax.engine import optimizers
+from tsfl_jax.prepare import prepare
+from tsfl_jax.prepare.backend import start_jax
+from tsfl_jax.run import lanes
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU")
+
+
+def even(tau=(2,), **changes):
+    schedule = {"schedule__kind": "explicit", "schedule__tau": tau}
+    return small(**{"algorithm": "fedavg"} | schedule | changes)
+
+
+def mapping(config):
+    return prepare.prepare(config).mapping
+
+
+def test_the_work_decides():
+    found = prepare.prepare(even())
+    assert found.mapping == "vmap"
+    assert any("side by side" in note for note in found.notes)
+    images = {"data__name": "synthetic", "data__train_size": 256}
+    for other in (
+        even((1, 2, 2, 1), hidden=64),  # frozen steps would cost more than the loop
+        even(devices=2),  # bits would depend on the number of devices
+        even(devices=0),  # and here on the machine
+        even(mapping="sequential"),
+        small(),
+        even(hidden=2000),  # a step is enough work
+        even((1, 1, 1, 8)),
+        even(num_intervals=1, model__name="mnist_cnn", **images),  # own kernels
+    ):
+        assert mapping(other) == "sequential"
+    # Steps so small that frozen ones cost less than loops, if they are not most.
+    assert mapping(even(tau=(1, 2, 2, 1))) == "vmap"
+
+
+@pytest.mark.parametrize(
+    "algorithm, tau",
+    [
+        ("dms", (2,)),
+        *(
+            pytest.param(name, tau, marks=pytest.mark.slow)
+            for name, tau in (("scaffold", (2,)), ("median", (2,)), ("fedavg", (1, 2)))
+        ),
+    ],
+)
+def test_side_by_side_equals_one_after_another(algorithm, tau):
+    by_choice = even(tau, algorithm=algorithm)
+    assert mapping(by_choice) == "vmap"
+    result = tsfl_jax.simulate(by_choice)
+    other = tsfl_jax.simulate(even(tau, algorithm=algorithm, mapping="sequential"))
+    chex.assert_trees_all_close(result.params, other.params, rtol=1e-5, atol=1e-5)
+    for name in ("train_loss", "test_loss", "samples", "rho"):
+        np.testing.assert_allclose(
+            result.history[name], other.history[name], rtol=1e-4, err_msg=name
+        )
+
+
+def test_lanes_of_both_mappings_are_two_programs():
+    several = [prepare.prepare(even(tau=tau)) for tau in ((2,), (1, 1, 1, 8))]
+    assert len(lanes.group(several)[0]) == 2
+
+
+@pytest.mark.parametrize("mapping", ["auto", "sequential"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("clip_norm", {"clip_norm": 1.0}),
+        ("momentum", {"momentum": 0.0}),
+        ("mu", {"algorithm": "fedprox"}),
+    ],
+)
+def test_terms_that_a_step_has_and_those_that_it_has_not_are_two_programs(
+    name, settings, mapping
+):
+    """Each lane has the bits of a single run: a term of 0 would still change some."""
+    several = [prepare.prepare(even(mapping=mapping, **s)) for s in ({}, settings)]
+    groups, causes = lanes.group(several)
+    assert len(groups) == 2
+    (changed,) = settings
+    assert [cause.partition("=")[0] for cause in causes] == [changed]
+    terms = [optimizers.terms_of(p.hparams)._asdict() for p in several]
+    assert {n for n in terms[0] if terms[0][n] != terms[1][n]} == {name}
+
+
+def operations(config):
+    made, arrays = lanes.single(prepare.prepare(config), start_jax(config))
+    arguments = made.arguments(arrays, arrays.start, 0)
+    return str(jax.make_jaxpr(made.run)(*arguments))
+
+
+@pytest.mark.parametrize(
+    "mapping", ["sequential", pytest.param("vmap", marks=pytest.mark.slow)]
+)
+def test_a_step_without_a_limit_computes_no_norm(mapping):
+    plain = operations(even(mapping=mapping, momentum=0.0))
+    for more in ({"clip_norm": 1.0}, {"momentum": 0.5}, {"proximal": True}):
+        config = even(mapping=mapping, **{"momentum": 0.0} | more)
+        assert plain.count(" mul ") < operations(config).count(" mul ")
+
+
+def test_no_step_of_even_work_is_frozen():
+    """α would select between every weight and its update in every step."""
+
+    def selects(config):
+        return operations(config).count("select_n")
+
+    frozen = even(tau=(1, 2, 2, 1), mapping="vmap")
+    assert selects(even()) < selects(frozen)

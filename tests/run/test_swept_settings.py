@@ -1,0 +1,210 @@
+"""Every setting as one of a sweep: each run is the single run with its value.
+
+The settings and their values are generated from their declarations. A program that took
+a setting from the first of its runs would give the others that value.
+"""
+
+import hashlib
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax import config
+from tsfl_jax.config import READERS, SETTINGS
+from tsfl_jax.prepare.prepare import prepare_all
+from tsfl_jax.run import lanes
+
+TABLES = ("schedule.trace", "timeline.speeds", "timeline.availability")  # CSV files
+ONLINE = "client,start,end\n1,0,12\n1,20,inf\n"
+BASE = {
+    "algorithm": "fedavg",
+    "num_intervals": 3,
+    "num_clients": 5,
+    "lr": 0.1,
+    "batch_size": 8,
+    "eval_every": 1,
+    "devices": 1,
+    "mapping": "sequential",
+    "schedule.data_size": 16,
+    "schedule.kind": "case2",
+    "schedule.interval_seconds": 10.0,
+    "data.train_size": 300,
+    "data.test_size": 100,
+    "model.hidden": 4,
+}
+# Data sets and parameters in files and on servers, tested where these are read.
+FILES = {"data.dir", "data.file", "data.download", "data.columns", "data.tokens"}
+FILES |= {"data.length", "data.vocabulary", "model.params"}
+OTHERS = {"stop.at", "stop.patience"}  # refused in every sweep
+OTHERS |= {"model.name", "model.norm"}  # of large networks
+OTHERS |= {"uplink.chain"}  # no name in it yet
+SWEPT = [
+    name
+    for name, (_, known) in SETTINGS.items()
+    if known.swept and name not in FILES | OTHERS
+]
+# What a setting needs beside the first that reads it.
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "measure_regret": {"data.validation": 30},
+    "client_block": {"mapping": "vmap"},
+    "lr_every": {"lr_schedule": "steps"},
+    "partition.common": {"partition.iid_share": 0.5},
+    "partition.least_size": {
+        "partition.kind": "class_dirichlet",
+        "schedule.data_size": config.Config().schedule.data_size,
+    },
+    "schedule.tau": {"schedule.kind": "explicit", "schedule.tau": (2,)},
+    "schedule.tau_groups": {
+        "schedule.kind": "distribution",
+        "schedule.tau_groups": "constant(2)",
+    },
+    "schedule.trace": {
+        "schedule.kind": "trace",
+        "schedule.trace": "interval,client,tau\n0,0,1\n2,1,3\n",
+    },
+    "timeline.buffer": {"timeline.framework": "fedbuff", "timeline.buffer": 2},
+    "cohort.size": {},
+    "cohort.candidates": {"cohort.size": 2, "cohort.sampler": "power_of_choice"},
+    "cohort.preferred": {"cohort.size": 2, "cohort.sampler": "oort"},
+    "cohort.ask": {"cohort.size": 2, "timeline.framework": "sfl"},
+    "cohort.groups": {"cohort.size": 2, "cohort.sampler": "cyclic"},
+    "cohort.short": {
+        "cohort.size": 2,
+        "cohort.sampler": "online",
+        "timeline.framework": "sfl",
+        "timeline.availability": ONLINE,
+    },
+    "evaluation.number": {"evaluation.clients": "labels"},
+    "model.local": {"evaluation.clients": "labels"},
+    "model.local_period": {"evaluation.clients": "labels", "model.local": "Dense_1"},
+    "dms.threshold": {"algorithm": "dms", "schedule.upload_above": 1},
+    "dms.drop_late": {"algorithm": "dms", "dms.late": 1},
+    "dms.coupling_late": {"algorithm": "dms", "dms.late": 1},
+    "evaluation.over": {"evaluation.clients": "labels", "cohort.size": 2},
+    "data.shape": {"data.name": "synthetic", "data.num_classes": 3},
+}
+for name in SETTINGS:
+    if name.partition(".")[0] in ("oracle", "dms_adaptive"):
+        COMPANIONS[name] = {"algorithm": name.partition(".")[0], "data.validation": 30}
+COMPANIONS |= dict.fromkeys(
+    (name for name in SETTINGS if name.startswith("quadratic.")),
+    {"data.name": "quadratic", "model.name": "quadratic", "data.shape": (3,)}
+    | dict.fromkeys(("data.train_size", "data.test_size"), 0)
+    | {"model.hidden": config.Config().model.hidden},
+)
+# Values of settings that are texts or tuples, and where the next number says nothing.
+VALUES: dict[str, Any] = {
+    "batch_size": 5,
+    "constants.smoothness": 2.0,
+    "constants.grad_sq_norm": 2.0,
+    "constants.grad_variance": 2.0,
+    "data.name": "synthetic",
+    "data.shape": (4, 4, 1),
+    "data.validation": 30,
+    "schedule.tau": (1, 2),
+    "schedule.tau_groups": "uniform(1,5)",
+    "schedule.size_groups": "constant(8); constant(20)",
+    "schedule.kind": "case1",
+    "schedule.trace": "interval,client,tau\n0,1,2\n1,3,2\n",
+    "timeline.speed": "uniform(0.5,1)",
+    "timeline.download": "constant(0.1)",
+    "timeline.upload": "constant(0.1)",
+    "timeline.jitter": 0.5,
+    "timeline.speeds": "client,seconds\n0,0.2\n1,0.5\n2,1\n3,0.1\n4,0.3\n",
+    "timeline.availability": ONLINE,
+    "timeline.copula": "seconds rarity 0.8",
+    "model.frozen": "Dense_0",
+    "model.local": "Dense_1",
+    "constants.when": "interval",
+    "evaluation.clients": "labels",
+    "dms.weight_limit": 2.0,
+    "bound_optimal.weight_limit": 2.0,
+    "quadratic.convexity": 0.5,
+    "quadratic.grad_variance": "constant(2)",
+    "quadratic.dissimilarity": "constant(2)",
+    "cohort.size": 2,
+    "cohort.candidates": 4,
+    "cohort.ask": 3,
+    "partition.kind": "iid",
+}
+
+
+def value_of(name: str, settings: dict[str, Any]) -> Any:
+    """Another value than that of the settings, within the declared range."""
+    kind, known = SETTINGS[name]
+    value = settings.get(name, config.get(config.Config(), name))
+    if name in VALUES:
+        return VALUES[name]
+    if known.choices:
+        return next(n for n in reversed([*known.choices]) if n != value)
+    if kind is bool:
+        return not value
+    if kind is int:
+        return value + 1
+    high = min(known.high, known.below)
+    if known.low == known.above:  # any number
+        return value + 1.0
+    middle = (value + high) / 2 if high < np.inf else 1.5 * value
+    return middle if middle != value else (value + max(known.low, known.above)) / 2
+
+
+def companions_of(name: str) -> dict[str, Any]:
+    """Settings with which a setting is read, of the first component that reads it."""
+    if name in COMPANIONS:
+        return COMPANIONS[name]
+    settings: dict[str, Any] = {}
+    for by, values in READERS.get(name, {}).items():
+        settings |= companions_of(by)
+        if not values:
+            settings[by] = value_of(by, settings)
+        elif (
+            settings.get(by, BASE.get(by, config.get(config.Config(), by)))
+            not in values
+        ):
+            settings[by] = values[0]
+    return settings
+
+
+def written(point: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+    """A point whose tables are in files."""
+    for name in TABLES:
+        if name in point:
+            path = folder / f"{hashlib.sha256(point[name].encode()).hexdigest()}.csv"
+            path.write_text(point[name])
+            point = point | {name: str(path)}
+    return point
+
+
+def all_points() -> list[dict[str, Any]]:
+    """Points of a sweep: each setting with its companions alone, then changed."""
+    points: list[dict[str, Any]] = []
+    for name in SWEPT:
+        first = companions_of(name)
+        for point in (first, first | {name: value_of(name, BASE | first)}):
+            if point not in points:
+                points.append(point)
+    return points
+
+
+@pytest.mark.slow
+def test_a_run_of_a_sweep_is_the_single_run(tmp_path):
+    """Of those that share a program with another one; alone it is the single run's."""
+    base, histories = config.replace(config.Config(), BASE), {}
+    points = [written(point, tmp_path) for point in all_points()]
+    groups, _ = lanes.group(prepare_all([config.replace(base, p) for p in points]))
+    assert len(groups) < len(points) / 2
+    points = [points[i] for group in groups if len(group) > 1 for i in group]
+    tsfl_jax.sweep(base, points, watch=histories.update)
+    later = [run for group in groups if len(group) > 1 for run in range(len(group))]
+    for run, point in enumerate(points):
+        if later[run]:  # the first of a group would give the others its settings
+            single = tsfl_jax.simulate(config.replace(base, point)).history
+            swept = histories[run] | {"samples": histories[run]["samples"].sum(axis=1)}
+            assert {*swept} - {"seconds", "tau"} == {*single}
+            for name, values in single.items():
+                np.testing.assert_array_equal(
+                    swept[name], values, err_msg=f"{point} {name}"
+                )

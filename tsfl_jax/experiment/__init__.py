@@ -1,1 +1,0 @@
-"""From settings to results: prepare, compile, run, sweep, explain."""

@@ -1,0 +1,1 @@
+"""From a `Config` to plain arrays and functions; nothing is compiled."""

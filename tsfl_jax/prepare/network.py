@@ -1,0 +1,190 @@
+"""The network of an experiment: ours by its name, or the user's own.
+
+Only traced here, for the shapes of its parameters; nothing is compiled.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Num
+
+from tsfl_jax.data import in_memory, quadratic, targets
+from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
+from tsfl_jax.models import losses, networks, replay, rows, text, tracing
+from tsfl_jax.models.model import with_measures
+from tsfl_jax.prepare.custom_hooks import Custom, input_dtype
+from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.types import Array, Dataset, Params, UserError
+
+
+class Network(NamedTuple):
+    """A network with what is known of it before training."""
+
+    model: networks.Model
+    name: str
+    convolution: str  # a key of `convolution.CONVOLUTIONS`
+    params: Params  # shapes of its variables
+    notes: tuple[str, ...]
+    short_notes: Callable = tuple  # () → notes, for a schedule with short mini-batches
+
+    @property
+    def size(self) -> int:
+        """Number of trained parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params["params"]))
+
+
+def curvature_of(
+    settings: QuadraticConfig, shape: tuple[int, ...]
+) -> Float[np.ndarray, "d"]:
+    """λ ``[d]`` of the quadratic model, for samples of a shape."""
+    return curvature(int(np.prod(shape)), settings.smoothness, settings.convexity)
+
+
+def _trace(module: Any, name: str, shape: tuple[int, ...], dtype: Any) -> tuple:
+    """A network as a `Model`, and what `tracing.trace` says of it."""
+    model = module if isinstance(module, networks.Model) else networks.from_flax(module)
+    return model, *tracing.trace(_named(model, name), shape, dtype)
+
+
+def _named(model: networks.Model, name: str) -> networks.Model:
+    return model._replace(name=model.name or name)
+
+
+_trace_once = functools.lru_cache(maxsize=8)(_trace)  # ours, for all lanes and calls
+
+
+def _custom_network(
+    module: Any, form: str, dataset: Dataset
+) -> tuple[Network, jax.ShapeDtypeStruct]:
+    """A user's network with the fast convolutions, and shapes of its outputs."""
+    shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
+    name = getattr(module, "__name__", type(module).__name__)
+    name = "own" if name == "<lambda>" else name
+    model, params, outputs, notes = _trace(module, name, shape, dtype)
+    named = _named(model, name)
+    x = jax.ShapeDtypeStruct((tracing.SAMPLES, *shape), dtype)
+    model, replay_notes = replay.replay(model, form, params, x)
+    notes += replay_notes
+    if dtype == np.int32:
+        notes += (
+            f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
+            "to the network as they are",
+        )
+    short_notes = functools.cache(lambda: rows.notes(named, params, shape, dtype))
+    return Network(model, name, form, params, notes, short_notes), outputs
+
+
+def _named_network(
+    settings: networks.ModelConfig,
+    quadratic_settings: QuadraticConfig,
+    form: str,
+    dataset: Dataset,
+) -> tuple[Network, jax.ShapeDtypeStruct]:
+    """A network of the table, and shapes of its outputs."""
+    shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
+    name = settings.name
+    _check_tokens(name, dataset, dtype == np.int32)
+    if networks.MODELS[name].make is None:  # the model of drawn data
+        module = Quadratic(tuple(curvature_of(quadratic_settings, shape).tolist()))
+    else:
+        module = networks.make_model(settings, targets.outputs(dataset), shape, form)
+    model, params, outputs, notes = _trace_once(module, name, shape, dtype)
+    if isinstance(module, text.NextToken):  # its accuracy is no other's
+        model = model._replace(metrics=tuple(text.METRICS.items()))
+    return Network(model, name, form, params, notes), outputs
+
+
+def _with_measures(
+    network: Network, outputs: jax.ShapeDtypeStruct, dataset: Dataset, custom: Custom
+) -> Network:
+    """The network with the loss and the metrics that fit the data and the user's."""
+    model, metrics = network.model, custom.metrics
+    if custom.model is None and model.metrics:
+        metrics = dict(model.metrics) | dict(metrics or {})
+    if targets.regresses(dataset):
+        loss = model.loss
+        loss = losses.squared_error if loss is losses.cross_entropy else loss
+        model = model._replace(loss=loss, classifies=False)
+    y = targets.of(dataset)[0]
+    labels = jax.ShapeDtypeStruct((tracing.SAMPLES, *y.shape[1:]), y.dtype)
+    model = with_measures(model, custom.loss, metrics, outputs, labels)
+    model, notes = networks.decide_task(model, outputs, dataset.num_classes)
+    return network._replace(model=model, notes=network.notes + notes)
+
+
+def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
+    """Raise `UserError` if one of our networks cannot take the samples."""
+    takes, x = name in text.MODELS, dataset.x_train
+    if tokens and not takes:
+        raise UserError(
+            f"--config.model.name={name}: the samples of {dataset.name} are whole "
+            f"numbers ({x.dtype}), taken for tokens; use "
+            f"{' or '.join(text.MODELS)}, give a network for them as model=, or make "
+            "the samples uint8 or float"
+        )
+    if takes and not tokens:
+        raise UserError(
+            f"--config.model.name={name}: takes text; {dataset.name} has samples "
+            f"{list(x.shape[1:])} of {x.dtype}"
+        )
+    if takes and x.max() >= dataset.num_classes:
+        raise UserError(
+            f"--config.model.name={name}: predicts tokens, as many as there are classes"
+            f"; {dataset.name} has tokens up to {x.max()} and {dataset.num_classes} "
+            "classes; give a network of your own as model="
+        )
+
+
+def make_network(
+    settings: networks.ModelConfig,
+    quadratic_settings: QuadraticConfig,
+    form: str,
+    dataset: Dataset,
+    custom: Custom,
+    traced: dict[str, Network] | None = None,
+) -> Network:
+    """The network of the settings, or the user's own.
+
+    Args:
+      settings: which network of the table.
+      quadratic_settings: of the model of quadratic data.
+      form: a key of `convolution.CONVOLUTIONS`.
+      dataset: for the shape of a sample and the number of classes.
+      custom: the user's network, loss and metrics.
+      traced: networks of other experiments with the same `custom`, by what they depend
+        on; this one is added, so that a network is traced once.
+    """
+    traced = {} if traced is None else traced
+    x, y = dataset.x_train, targets.of(dataset)[0]
+    key = f"{settings}{quadratic_settings}{form}{x.shape[1:]}{x.dtype}"
+    key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}"
+    if key not in traced:
+        if custom.model is None:
+            parts = _named_network(settings, quadratic_settings, form, dataset)
+        else:
+            parts = _custom_network(custom.model, form, dataset)
+        traced[key] = _with_measures(*parts, dataset, custom)
+    network = traced[key]
+    slips = in_memory.notes(dataset, network.model.classifies)
+    return network._replace(notes=network.notes + slips)
+
+
+def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
+    """Bytes of a float32 model down and up; twice as many with control variates."""
+    return 2 * 4 * parameters * (1 if rule.clients.gradient_correction is None else 2)
+
+
+def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:
+    """Who delivers: a free rider may have weight without any local iteration."""
+    return (np.asarray(tau) > 0) | (np.asarray(rho) > 0)
+
+
+def exact_of(prepared: Any) -> quadratic.Exact:
+    """The true constants of quadratic data, with w⁰ = 0, as these clients hold them."""
+    config, x = prepared.config, prepared.dataset.x_train
+    curved, split = curvature_of(config.quadratic, x.shape[1:]), prepared.partition
+    start, size = np.zeros(len(curved)), config.batch_size
+    return quadratic.exact(x, split.indices, split.capacity, curved, size, start)

@@ -1,0 +1,482 @@
+"""Prepare an experiment: everything that is drawn before training, on the host.
+
+Workload, data and partition become plain arrays; network, rule and optimizer become
+functions. Nothing is compiled and nothing is put on a device.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from tsfl_jax import data, host_memory
+from tsfl_jax.components import section_of
+from tsfl_jax.config import Config, get, replace, seeds_of, with_sections
+from tsfl_jax.data import in_memory, skew
+from tsfl_jax.data.builtin import DATASETS
+from tsfl_jax.data.client_test import ClientTest
+from tsfl_jax.data.quadratic import make_quadratic
+from tsfl_jax.engine import client as local
+from tsfl_jax.engine import optimizers
+from tsfl_jax.engine.hooks import Hooks
+from tsfl_jax.models import precision
+from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
+from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax.prepare.network import Network, curvature_of, make_network
+from tsfl_jax.prepare.workload import Workload, draw_workload, groups
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules.base import Aggregator, Counts
+from tsfl_jax.rules.custom import rule_of_component
+from tsfl_jax.sections import LR_SCHEDULES
+from tsfl_jax.timeline import FRAMEWORKS, deliveries
+from tsfl_jax.types import (
+    INT32_MAX,
+    Constants,
+    Dataset,
+    HParams,
+    Partition,
+    Scalar,
+    Schedule,
+    UserError,
+)
+from tsfl_jax.uplink import chain, chain_of
+from tsfl_jax.uplink.chain import Chain
+from tsfl_jax.validate import validate
+
+
+class Prepared(NamedTuple):
+    """One experiment before anything is compiled or put on a device."""
+
+    config: Config
+    dataset: Dataset
+    partition: Partition
+    workload: Workload
+    steps: Int[np.ndarray, "T N"]  # int64, mini-batch steps of each client
+    network: Network
+    rule: Aggregator
+    optimizer: optimizers.Factory
+    hooks: Hooks
+    uplinks: Chain  # what updates pass on their way to the server
+    hparams: HParams
+    mapping: str  # "sequential" or "vmap"
+    held_out: Int[np.ndarray, "V"] | None  # validation samples; None: there are none
+    tested: ClientTest | None  # clients that are scored; None: none
+    custom: Custom  # without its dataset, which is the one above
+    custom_data: str  # the digest of that dataset before it was skewed; "": loaded
+    # Digests of the drawn arrays, to find out whether two runs had the same.
+    fingerprints: dict[str, str]
+    notes: tuple[str, ...]  # what a user should know before the run
+
+    @property
+    def slots(self) -> int:
+        """Clients that train in an interval; there may be more candidates."""
+        choice = self.config.cohort.choice
+        return self.steps.shape[1] if choice is None else choice.size
+
+    @property
+    def waves(self) -> int:
+        """Most deliveries of a client in an update, if links have a state; else 1."""
+        times = self.workload.schedule
+        if not self.has_link_states or not times.snapshots:
+            return 1
+        pairs = np.nonzero(times.tau)[0], times.client[times.tau > 0]
+        return int(np.unique(pairs, axis=1, return_counts=True)[1].max())
+
+    @property
+    def has_link_states(self) -> bool:
+        """Whether a link keeps something for each client."""
+        shapes = _link_states(self.uplinks, self.network, self.hparams)
+        return bool(jax.tree.leaves(shapes))
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether the clients' own models are tested, as layers stay with them."""
+        return any(link.is_personal for link in self.uplinks)
+
+    @property
+    def sections(self) -> tuple[type, ...]:
+        """The components whose settings reach the program."""
+        return rule_settings.sections(self.config, self.rule)
+
+
+@functools.lru_cache(maxsize=4096)
+def _scalar(value: Any, dtype: Any = np.float32) -> Scalar:
+    """An array on the device; thousands of lanes have most of them in common."""
+    return jax.device_put(np.asarray(value, dtype))
+
+
+def hparams_of(config: Config, rule: Aggregator) -> HParams:
+    """Collect what may be swept; NaN marks a constant to be estimated."""
+    values = [getattr(config.constants, name) for name in Constants._fields]
+    proximal = rule.clients.proximal or config.proximal
+    return HParams(
+        lr=_scalar(config.lr),
+        momentum=_scalar(config.momentum),
+        mu=_scalar(config.mu if proximal else 0.0),
+        clip_norm=_scalar(config.clip_norm or np.inf),
+        lr_schedule=_scalar([*LR_SCHEDULES].index(config.lr_schedule), np.int32),
+        lr_decay=_scalar(config.lr_decay),
+        lr_every=_scalar(config.lr_every),
+        rule=_scalar(0, np.int32),
+        constants=Constants(*(_scalar(v if v >= 0 else np.nan) for v in values)),
+        settings=rule_settings.arrays(config, rule_settings.sections(config, rule)),
+    )
+
+
+def load_dataset(config: Config) -> Dataset:
+    """Load or generate the data set of a config."""
+    d, q, size = config.data, config.quadratic, config.schedule.data_size
+    if DATASETS[d.name].make is not None:
+        return data.load(d, config.seed)
+    # Drawn for the clients.
+    host_memory.require(
+        f"--config.data.shape={tuple(d.shape)}, num_clients={config.num_clients}, "
+        f"schedule.data_size={size}",
+        28 * config.num_clients * size * d.shape[0],  # noise, scaled, added; as float32
+        "quadratic samples",
+    )
+    return make_quadratic(
+        config.num_clients,
+        size,
+        batch_size=config.batch_size,
+        curvature=curvature_of(q, d.shape),
+        grad_variance=groups(q.grad_variance),
+        dissimilarity=groups(q.dissimilarity),
+        distance=q.distance,
+        seed=config.seed,
+    )
+
+
+def _mapping_of(
+    config: Config, network: Network, steps: Int[np.ndarray, "T N"], times: Schedule
+) -> tuple[str, tuple[str, ...]]:
+    """The mapping for this work, and notes on both.
+
+    Side by side on a CPU only for one device by choice: there the last bits depend on
+    how many devices share the clients, which must not follow from the machine.
+    """
+    mapping, _ = backend.implementation(jax.default_backend(), config.mapping)
+    batches, left = np.divmod(times.size, config.batch_size)
+    notes = network.short_notes() if ((left > 0) & (steps > batches)).any() else ()
+    if not config.train_all:
+        notes += (
+            "train_all=False: clients whose weight is 0 are not trained, so that "
+            "train_loss, samples, num_discarded are of the others (side by side this "
+            "saves no time)",
+        )
+    is_free = config.mapping == "auto" and config.devices == 1
+    params = network.params["params"]
+    if (
+        not is_free
+        or mapping != "sequential"
+        or config.client_block
+        or not backend.cheaper_side_by_side(params, steps, config.batch_size)
+    ):
+        return mapping, notes
+    note = (
+        f"a small network and at most {steps.max():,} steps for a client: clients are "
+        "trained side by side, equal to --config.mapping=sequential within rounding"
+    )
+    return "vmap", (note, *notes)
+
+
+def _steps(times: Schedule, batch_size: int, iteration: str) -> Int[np.ndarray, "T N"]:
+    """Mini-batch steps ``[T, N]`` int64 of each client.
+
+    Raises:
+      UserError: a client has more samples to train on in an interval than int32 holds.
+    """
+    size = times.size.astype(np.int64)
+    claimed = deliveries.claimed(times).astype(np.int64)
+    samples = claimed * (size if iteration == "pass" else batch_size)
+    if samples.max(initial=0) > INT32_MAX:
+        t, place = np.unravel_index(samples.argmax(), samples.shape)
+        i = times.client[t, place]
+        raise UserError(
+            f"client {i} does τ = {claimed[t, place]} local iterations in interval {t},"
+            f" {samples[t, place]} samples; expected at most {INT32_MAX}; choose a "
+            "smaller τ or fewer samples"
+        )
+    steps = local.steps_per_iteration(size, batch_size, iteration)
+    return times.tau.astype(np.int64) * steps
+
+
+def adopted(config: Config, custom: Custom) -> tuple[Config, Custom]:
+    """What was passed as aggregator= by its name, or as a section of the config.
+
+    Args:
+      config: all settings.
+      custom: with a rule of `AGGREGATORS`, which is named; a component, which becomes a
+        rule that reads the component's section; or a rule of other functions.
+
+    Raises:
+      UserError: a setting that cannot work with this rule.
+    """
+    for name, rule in AGGREGATORS.items():
+        if rule is custom.aggregator:
+            config = replace(config, {"algorithm": name})
+            validate(config)
+            return config, custom._replace(aggregator=None)
+    rule, values = custom.aggregator, []
+    if section_of(rule):
+        values, rule = [rule], rule_of_component(type(rule))
+    elif isinstance(rule, Aggregator):
+        values = [k() for k in rule.sections if not hasattr(config, section_of(k))]
+    elif rule is not None:
+        raise UserError(
+            f"aggregator={rule!r}: expected a tsfl_jax.Aggregator or a "
+            "tsfl_jax.component; a rule of tsfl_jax is chosen by its name in "
+            "config.algorithm"
+        )
+    return with_sections(config, values), custom._replace(aggregator=rule)
+
+
+def accepted(config: Any, **custom: Any) -> tuple[Config, Custom]:
+    """A validated config of one run and the user's own parts, see `adopted`.
+
+    Raises:
+      UserError: a setting that cannot work, or that would be ignored.
+    """
+    validate(config)
+    config, parts = adopted(config, Custom(**custom))
+    rule_settings.check_read([config], parts)
+    return config, parts
+
+
+def _rule_hparams(
+    config: Config, custom: Custom, rule: Aggregator, times: Schedule, network: Network
+) -> tuple[HParams, tuple[str, ...]]:
+    """The sweepable scalars, and notes on rule and optimizer."""
+    hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
+    params = network.params["params"]
+    return hparams, rule_settings.notes(config, custom, rule, hparams, params, times)
+
+
+def prepare(config: Config, **custom: Any) -> Prepared:
+    """Validate a config, and draw and make everything of its experiment.
+
+    Args:
+      config: all settings.
+      **custom: fields of `Custom`.
+
+    Raises:
+      UserError: a setting, file or data set that cannot work, in one line.
+    """
+    return prepare_validated(*accepted(config, **custom))
+
+
+def prepare_validated(
+    config: Config,
+    custom: Custom,
+    data_digest: str = "",
+    traced: dict[str, Network] | None = None,
+) -> Prepared:
+    """Draw and make everything of a validated config.
+
+    Args:
+      config: all settings, from `adopted`.
+      custom: the user's own parts, likewise.
+      data_digest: that of ``custom.dataset``, which was checked then; "": neither.
+      traced: networks of experiments with the same custom parts, see `make_network`.
+
+    Raises:
+      UserError: a setting, file or data set that cannot work, in one line.
+    """
+    rule, uplinks = rule_settings.rule_of(config, custom), chain_of(config)
+    rule_settings.check(config, rule)
+    rule_settings.check_needs(config, rule, custom)
+    loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
+    text, N, V = config.timeline.copula, config.num_clients, config.data.validation
+    fixed = splits.fix_samples(
+        config.partition, custom.partition, loaded, N, V, text, seeds_of(config)
+    )
+    workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
+    times = workload.schedule
+    steps = _steps(times, config.batch_size, config.schedule.iteration)
+    network, start = _network_of(config, custom, loaded, traced)
+    hparams, rule_notes = _rule_hparams(config, custom, rule, times, network)
+    _link_states(uplinks, network, hparams)  # each link checks the network
+    split, dataset, tested = _split_of(config, loaded, fixed, workload, network)
+    mapping, mapping_notes = _mapping_of(config, network, steps, times)
+    metrics = dict(network.model.metrics)
+    return Prepared(
+        config=config,
+        dataset=dataset,
+        partition=split,
+        workload=workload,
+        steps=steps,
+        network=network,
+        rule=rule,
+        optimizer=optimizers.as_factory(custom.optimizer),
+        hooks=custom_hooks.checked(custom, dataset, config.batch_size),
+        uplinks=uplinks,
+        hparams=hparams,
+        mapping=mapping,
+        held_out=fixed.held_out,
+        tested=tested,
+        custom=custom._replace(dataset=None, params=None, metrics=metrics),
+        custom_data=custom_digest,
+        fingerprints=_fingerprints(
+            dataset, digest if dataset is loaded else "", split, fixed.held_out, tested
+        )
+        | schedule_fingerprints(times, config.timeline)
+        | (start or custom_hooks.start_of(custom.model)),
+        notes=(*times.notes, *split.notes)
+        + splits.small_clients(config.batch_size, workload.num_samples)
+        + (*rule_notes, *network.notes, *mapping_notes),
+    )
+
+
+def _network_of(
+    config: Config, custom: Custom, dataset: Dataset, traced: dict[str, Network] | None
+) -> tuple[Network, dict[str, str]]:
+    """The network in its precision with its w⁰, and a digest of that if it is given."""
+    _, form = backend.implementation(
+        jax.default_backend(), config.mapping, config.convolution
+    )
+    network = make_network(
+        config.model, config.quadratic, form, dataset, custom, traced
+    )
+    model = precision.with_precision(network.model, config.precision)
+    return trained.started(config.model, custom.params, network._replace(model=model))
+
+
+def _split_of(
+    config: Config,
+    loaded: Dataset,
+    fixed: splits.FixedSamples,
+    workload: Workload,
+    network: Network,
+) -> tuple[Partition, Dataset, ClientTest | None]:
+    """Who holds which samples, these as the clients have them, and who is scored."""
+    seed, drawn = seeds_of(config).split, workload.drawn
+    capacity = workload.num_samples.astype(np.int32)
+    among = drawn if config.cohort.size else None
+    split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
+    dataset = skew.skewed(loaded, split, config.partition, seed)
+    # Clients that never work have no layers of their own.
+    is_personal = any(link.is_personal for link in chain_of(config))
+    owners = drawn if is_personal else np.arange(config.num_clients)
+    tested = splits.client_test(
+        config.evaluation, dataset, split, drawn, owners, network.model.classifies
+    )
+    return split, dataset, tested
+
+
+def _data_of(
+    config: Config, custom: Dataset | None, digest: str = ""
+) -> tuple[Dataset, str, str]:
+    """The samples, their digest, "": not computed, and again if they are custom."""
+    if custom is None:
+        return load_dataset(config), "", ""
+    dataset = custom if digest else in_memory.check(custom)
+    digest = digest or data.digest(dataset)
+    is_custom = rule_settings.is_custom_data(config.data, custom)
+    return dataset, digest, digest if is_custom else ""
+
+
+def _link_states(uplinks: Chain, network: Network, hparams: HParams) -> tuple:
+    """Shapes of what the links keep for a client."""
+    return jax.eval_shape(lambda p: chain.init(uplinks, p, hparams), network.params)
+
+
+def _fingerprints(
+    dataset: Dataset,
+    digest: str,
+    split: Partition,
+    held_out: Int[np.ndarray, "V"] | None,
+    tested: ClientTest | None,
+) -> dict[str, str]:
+    """Digests of the samples by what they are; `digest` of the data, if it is known."""
+    classes = np.asarray(dataset.num_classes, np.int64)
+    digests = {
+        "data": digest or data.digest(dataset),
+        "scale": data.fingerprint(dataset.mean, dataset.std, classes),
+        "split": data.fingerprint(split.indices, split.capacity),
+    }
+    # What only some runs have.
+    arrays = {"client tests": tested and tested.group, "validation": held_out}
+    arrays = {n: a for n, a in arrays.items() if a is not None}
+    return digests | {n: data.fingerprint(a) for n, a in arrays.items()}
+
+
+def schedule_fingerprints(times: Schedule, settings: Any) -> dict[str, str]:
+    """Digests of a schedule; of its times where `settings` name files with speeds."""
+    drawn = [times.tau, times.size]
+    drawn += [] if times.in_order else [times.client]
+    drawn += [*times.delivery] if times.snapshots else []
+    drawn += [times.reported] if (times.reported >= 0).any() else []
+    drawn += [a for a in (times.threshold, times.share) if not np.isnan(a).all()]
+    digests = {"schedule": data.fingerprint(*drawn, *(times.lots or ()))}
+    if settings.speeds or settings.availability:
+        digests["times"] = data.fingerprint(times.seconds)
+    return digests
+
+
+def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:
+    """After which updates the model is tested, ``[T]`` bool; always after the last."""
+    config = prepared.config
+    if config.timeline.framework != "none":
+        period = config.eval_every * config.schedule.interval_seconds
+        return deliveries.evaluated(prepared.workload.seconds, period)
+    intervals = np.arange(1, config.num_intervals + 1)
+    return (intervals % config.eval_every == 0) | (intervals == config.num_intervals)
+
+
+def counts_of(prepared: Prepared) -> Counts:
+    """Counts that shape a rule's state."""
+    config = prepared.config
+    framework = FRAMEWORKS.get(config.timeline.framework)
+    tiers = 1 + int(prepared.workload.schedule.delivery.group.max(initial=0))
+    if framework is not None and "timeline.tiers" in framework.settings:
+        tiers = config.timeline.tiers  # one may never deliver
+    return Counts(len(prepared.partition.capacity), tiers)
+
+
+def drawn_bytes(config: Config) -> int:
+    """A lower bound on the host memory of an experiment's draws, in bytes."""
+    s, N = config.schedule, config.cohort.slots(config.num_clients)
+    if config.timeline.framework != "none":
+        return 0  # not known before
+    size = 0 if s.size_groups or s.kind == "trace" else s.data_size
+    return 12 * config.num_intervals * N + 2 * N * size  # τ, sizes, steps; indices
+
+
+def data_key(config: Config) -> str:
+    """A text that differs where `load_dataset` would load other data."""
+    row, values = DATASETS[config.data.name], (config.data, config.quadratic)
+    if "data.shape" in row.reads:  # drawn, not loaded
+        values += (config.seed,)
+    if row.make is None:  # drawn for the clients
+        values += (config.num_clients, config.schedule.data_size, config.batch_size)
+    return str(values)
+
+
+_OF_SINGLE_RUNS = ("stop.at", "stop.patience")
+
+
+def prepare_all(configs: list[Config], custom: Custom | None = None) -> list[Prepared]:
+    """Prepare several validated configs; those with the same data share one copy."""
+    custom = custom or Custom()
+    for name in _OF_SINGLE_RUNS:
+        if any(get(config, name) for config in configs):
+            raise UserError(
+                f"--config.{name}: ends single runs; all runs of a sweep go to "
+                "num_intervals, and its tables have the time to a target"
+            )
+    rule_settings.check_read(configs, custom)
+    shared: dict[str, tuple[Dataset, str]] = {}
+    traced: dict[str, Network] = {}
+    runs = []
+    for config in configs:
+        key = data_key(config) if custom.dataset is None else ""
+        if key not in shared:
+            dataset, digest, _ = _data_of(config, custom.dataset)
+            shared[key] = dataset, digest or data.digest(dataset)
+        dataset, digest = shared[key]
+        parts = custom._replace(dataset=dataset)
+        runs.append(prepare_validated(config, parts, digest, traced))
+    return runs

@@ -1,0 +1,106 @@
+"""Memory of an experiment, estimated from shapes before anything is allocated."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from tsfl_jax import host_memory, rng
+from tsfl_jax.data import targets
+from tsfl_jax.engine import optimizers, scan
+from tsfl_jax.prepare.custom_hooks import input_dtype
+from tsfl_jax.prepare.prepare import Prepared, counts_of
+
+_DATA = ("training samples", "index table", "test samples")
+
+
+def _bytes(tree: Any) -> int:
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
+    """Shapes of the state of so many times the clients; nothing is computed."""
+    model, rules = prepared.network.model, (prepared.rule,)
+    counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
+    clients = times * counts.clients
+    counts = counts._replace(clients=clients, size=np.ones(clients))
+    shape = (1, *prepared.dataset.x_train.shape[1:])
+    x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
+    return jax.eval_shape(
+        lambda x: scan.init_state(
+            model,
+            rules,
+            rng.key(0),
+            x,
+            counts,
+            snapshots,
+            uplinks=prepared.uplinks,
+            hparams=prepared.hparams,
+        ),
+        x,
+    )
+
+
+def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]:
+    """Estimate bytes on every device by purpose, from shapes; without activations.
+
+    `width` is the number of models that a device trains side by side.
+    """
+    dataset, state = prepared.dataset, _state_of(prepared)
+    y_train, y_test = targets.of(dataset)
+    twice = _state_of(prepared, 2)
+    of_clients = _bytes((state.server, state.uplinks))
+    personal = _bytes((twice.server, twice.uplinks)) - of_clients
+    model, moved = _bytes(state.params), _bytes(state.params["params"])
+    optimizer = jax.eval_shape(
+        prepared.optimizer(prepared.hparams).init, state.params["params"]
+    )
+    slots = prepared.slots
+    rows = {
+        "training samples": dataset.x_train.nbytes + y_train.nbytes,
+        "index table": prepared.partition.indices.nbytes,
+        "test samples": (dataset.x_test.nbytes + y_test.nbytes) // num_devices,
+        "global model": model,
+        "earlier models": _bytes((state.snapshots, state.broadcast)),
+        "server state": of_clients - personal,
+        "personal state": personal,  # of each client that ever works
+        "clients in training": width * (model + moved + _bytes(optimizer)),
+    }
+    if prepared.rule.stacks or prepared.config.measure_regret or prepared.waves > 1:
+        # Models of the device's own clients, and updates of all clients.
+        rows["stacked models"] = (-(-slots // num_devices) + slots) * model
+    else:
+        rows["sum of updates"] = 4 * model  # `exact_sums.Sum` has four arrays
+    # Not in place: the state is there before and after a call.
+    rows["state after a call"] = _bytes(state)
+    return {name: size for name, size in rows.items() if size}
+
+
+def check(prepared: Prepared, num_devices: int) -> None:
+    """Check an optimizer and that a run can fit, before anything is on a device.
+
+    CPU devices share the host's memory; of others only the host's part is checked.
+    """
+    config, network = prepared.config, prepared.network
+    optimizers.check(prepared.optimizer, prepared.hparams, network.params["params"])
+    rows = estimate(prepared, num_devices, 1)
+    if jax.default_backend() == "cpu":
+        needed = num_devices * sum(rows.values())
+    else:
+        needed = sum(rows[n] for n in _DATA) + 2 * rows["state after a call"]
+    most = max(rows, key=rows.__getitem__)
+    host_memory.require(
+        f"--config.model.hidden={config.model.hidden}, model.name={network.name}, "
+        f"num_clients={config.num_clients}, data.name={config.data.name}",
+        needed,
+        f"training (the largest part: {most})",
+    )
+
+
+def size_text(count: int | float) -> str:
+    """Format a number of bytes: 1536 → "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

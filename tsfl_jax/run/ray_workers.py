@@ -1,0 +1,166 @@
+"""A sweep on the workers of a Ray cluster, one shard each.
+
+A shard is a Ray task. A worker that is lost is replaced, and its shard goes on from the
+shared folder. Ray is imported when it is used.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import pathlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+from tsfl_jax.config import Config, flat, replace, settings_of
+from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax.prepare.prepare import adopted
+from tsfl_jax.report import files, progress
+from tsfl_jax.run import grid, shards, sweep_folder, sweeps
+from tsfl_jax.types import UserError, one_line, user_code
+
+RETRIES = 5  # of a shard whose worker was lost
+
+
+# What all workers get: settings by name, the points, and options of `sweeps.make`.
+_Task = tuple[dict[str, Any], grid.Points, dict[str, Any]]
+
+
+def _work(task: _Task, shard: tuple[int, int] | None) -> sweeps.SweepResult | None:
+    """What a worker does: one shard; None: the tables."""
+    settings, points, options = task
+    config = replace(Config(), settings)
+    if shard:
+        return shards.run(config, points, shard, **options)
+    return shards.collect(config, points, **options)
+
+
+def run(
+    config: Config,
+    swept: sweeps.Swept,
+    address: str = "",
+    *,
+    workdir: str | pathlib.Path | None,
+    runs_per_call: int = 0,
+    stream: IO[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **custom: Any,
+) -> sweeps.SweepResult:
+    """Run or resume a sweep on Ray's workers, as many as its GPUs or CPUs allow.
+
+    A worker takes `config.devices` GPUs or CPUs; 0 is one.
+
+    Args:
+      config: as in `doors.sweep`, and so are swept, runs_per_call and custom, which are
+        pickled.
+      swept: the whole sweep.
+      address: of the cluster; "": ``$RAY_ADDRESS``, one that runs on this machine, or a
+        new one on it.
+      workdir: folder that all workers see under this path.
+      stream: gets the number of runs that have finished.
+      stop: asked every second; True ends the workers and raises KeyboardInterrupt.
+
+    Raises:
+      UserError: what `doors.sweep` refuses, Ray cannot be imported or reached, or a
+        shard lost its worker more than `RETRIES` times.
+    """
+    if workdir is None:
+        raise UserError("ray: needs a workdir, a folder that all workers see")
+    folder = files.folder_of(workdir).absolute()
+    named_config, parts = adopted(config, Custom(**custom))
+    points = grid.points(swept, settings_of(type(named_config)))
+    if type(named_config) is type(config):  # a rule of the package goes by its name
+        config, custom = named_config, parts._asdict()
+    with _cluster(address) as ray:
+        resources, devices = ray.cluster_resources(), max(1, config.devices)
+        kind = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
+        settings = flat(dataclasses.asdict(config))
+        settings |= {"devices": devices} if kind == "CPU" else {}
+        count = min(int(resources.get(kind, 0) // devices), len(points))
+        if not count:
+            raise UserError(
+                f"--config.devices={devices}: Ray's cluster has "
+                f"{resources.get(kind, 0):.0f}"
+            )
+        # A worker ends with its shard, since JAX keeps devices and memory.
+        resource = {f"num_{kind.lower()}s": devices}
+        work = ray.remote(max_retries=RETRIES, max_calls=1, **resource)(_work)
+        with user_code("--ray: a part cannot be sent", "expected what can be pickled"):
+            options = {"workdir": folder, "runs_per_call": runs_per_call, **custom}
+            task = ray.put((settings, points, options))
+        progress.log(stream, f"{count} Ray workers with {devices} {kind}s each")
+        names = [f"shard {index}/{count}" for index in range(count)]
+        tasks = {work.remote(task, (i, count)): name for i, name in enumerate(names)}
+        show = _shown_on(stream, folder, len(points))
+        result = _results(ray, tasks, lambda: (show(), stop())[1])
+        # None wrote the tables if they were there before.
+        return result or _results(ray, {work.remote(task, None): "the tables"}, stop)
+
+
+@contextlib.contextmanager
+def _cluster(address: str) -> Iterator[Any]:
+    """Ray, connected to a cluster; a connection that was there stays."""
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise UserError(
+            "--ray: Ray is not installed; pip install 'tsfl_jax[ray]'"
+        ) from error
+    is_ours = not ray.is_initialized()
+    try:
+        if is_ours:
+            if ":" in address and "//" not in address:  # Ray would wait for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=10).close()
+            quiet = {"log_to_driver": False, "logging_level": "error"}
+            ray.init(address=address or None, **quiet)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"--ray={address}: {one_line(error)}") from error
+    try:
+        yield ray
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> Any:
+    """Wait for tasks by name; the one result, if a task has one."""
+    result, waiting, task = None, [*tasks], None
+    try:
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=1.0)
+            for task in ready:
+                result = ray.get(task) or result
+            if stop() and waiting:
+                raise KeyboardInterrupt
+    except UserError as error:  # with the worker's traceback around it
+        raise UserError(one_line(getattr(error, "cause", error))) from None
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise UserError(
+            f"--ray: {tasks.get(task)} failed ({type(cause).__name__}: "
+            f"{one_line(cause, 200)}); the same command resumes, and --shard in place "
+            "of --ray shows an error of the run itself"
+        ) from error
+    finally:
+        for task in waiting:
+            ray.cancel(task, force=True)
+    return result
+
+
+def _shown_on(
+    stream: IO[str] | None, folder: pathlib.Path, total: int
+) -> Callable[[], None]:
+    """A function that logs how many runs are in the folder, if there are more."""
+    logged = 0
+
+    def show() -> None:
+        nonlocal logged
+        division = files.read_json(folder / sweep_folder.DIVISION, {"runs": list}) or {}
+        digests = division.get("runs", [])
+        finished = len(digests) - sweep_folder.number_missing(folder, digests)
+        if len(digests) == total and finished > logged:  # else of an earlier sweep
+            logged = finished
+            progress.log(stream, f"{finished} of {total} runs have finished")
+
+    return show

@@ -1,0 +1,434 @@
+"""Run or resume a sweep: groups of runs, one program each; one file per run.
+
+Each finished run is one file named by a digest of its settings, so that a killed sweep
+resumes, and a larger one reuses what a smaller one has run.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import IO, Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tsfl_jax import host_memory, interrupts
+from tsfl_jax.config import Config, settings_of
+from tsfl_jax.engine import scan
+from tsfl_jax.prepare.backend import start_jax
+from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax.prepare.prepare import Prepared, adopted, drawn_bytes, prepare_all
+from tsfl_jax.report import bands, files, progress, sweep_files, table
+from tsfl_jax.run import calls, checkpoint, grid, lanes, memory, summary, sweep_folder
+from tsfl_jax.run.identity import (
+    custom_values,
+    depends_on_devices,
+    identity_of,
+    values_of,
+)
+from tsfl_jax.run.program import Chunk
+from tsfl_jax.types import UserError
+from tsfl_jax.validate import validate
+
+_RUNNING = "running"  # folder of the checkpoints of running calls
+
+Swept = Mapping[str, Sequence] | Sequence[Mapping]
+History = dict[str, np.ndarray]  # of a run, by name
+Watch = Callable[[Mapping[int, History]], None]
+
+
+class SweepResult(NamedTuple):
+    """What a sweep leaves behind, runs in order of the product of its axes."""
+
+    rows: list[dict]  # per run: swept values, results, fingerprints, all settings
+    # [L, T] or [L, T, N], NaN after a divergence. What differs in shape between the
+    # runs (T, N were swept) is left out: it is in the runs' files. Where clients do
+    # not start together N are cohort members, and "client" says which client each is.
+    history: dict[str, np.ndarray]
+    swept: Sequence[str] = ()  # names of the swept settings
+    series: Sequence[dict[str, np.ndarray]] = ()  # per run: arrays [T]
+
+    def __repr__(self) -> str:
+        """Three lines: what it is, the best group, what one can do with it."""
+        return sweep_files.text(self.swept, self.rows)
+
+    def _repr_html_(self) -> str:
+        """The groups of runs as a table, for notebooks."""
+        groups = sweep_files.groups_table(self.swept, self.rows)
+        return groups.to_html(index=False, max_rows=50, show_dimensions=True)
+
+    def to_xarray(self) -> Any:
+        """Histories and results as an `xarray.Dataset`; see `report.table`."""
+        return table.unstacked(self._runs(), self.swept)
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per run and interval."""
+        return table.to_pandas(self._runs())
+
+    def plot(self) -> Any:
+        """A Matplotlib figure of accuracy against the interval, a line per group."""
+        title = ", ".join(dict.fromkeys(str(row["data"]) for row in self.rows))
+        return bands.of_sweep(self.swept, self.rows, self._runs(), title)
+
+    def _runs(self) -> Any:
+        return table.of_sweep(self.swept, self.rows, self.history, self.series)
+
+
+class Sweep(NamedTuple):
+    """What all calls of a sweep share."""
+
+    config: Config  # what is not swept
+    points: list[dict[str, Any]]
+    swept: list[str]  # names of the swept settings
+    runs: list[Prepared]
+    digests: list[str]  # of each run, which name its file
+    mesh: Mesh
+    folder: pathlib.Path | None
+    runs_per_call: int  # 0 chooses
+    stream: IO[str] | None
+    stop: Callable[[], bool]
+    watch: Watch
+    is_whole: bool = True  # else a shard, which leaves the tables to the last one
+
+    def only(self, runs: Sequence[int]) -> "Sweep":
+        """The part with these runs."""
+        return self._replace(
+            points=[self.points[i] for i in runs],
+            runs=[self.runs[i] for i in runs],
+            digests=[self.digests[i] for i in runs],
+            is_whole=False,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """What sweep.json says of it."""
+        return {"config": dataclasses.asdict(self.config), "points": self.points}
+
+    @property
+    def title(self) -> str:
+        """Data sets and networks."""
+        names = {f"{p.dataset.name}, {p.network.name}": 0 for p in self.runs}
+        return "; ".join(names)
+
+
+def run(config: Config, swept: Swept, **options: Any) -> SweepResult:
+    """Run or resume a sweep, see `doors.sweep`; `options` are those of `make`."""
+    with contextlib.ExitStack() as locks:
+        sweep = make(config, swept, locks, **options)
+        return _result(sweep, run_all(sweep))
+
+
+def make(
+    config: Config,
+    swept: Swept,
+    locks: contextlib.ExitStack | None = None,
+    *,
+    workdir: str | pathlib.Path | None = None,
+    runs_per_call: int = 0,
+    stream: IO[str] | None = None,
+    stop: Callable[[], bool] = interrupts.was_asked,
+    watch: Watch = lambda histories: None,
+    **custom: Any,
+) -> Sweep:
+    """Check and draw all before training.
+
+    Args:
+      config: as in `doors.sweep`, and so is all that is not named here.
+      locks: gets the folder's lock; None: it is not locked.
+      stream: gets the progress; None: no one.
+      **custom: fields of `custom_hooks.Custom`.
+    """
+    validate(config)
+    config, parts = adopted(config, Custom(**custom))
+    points = grid.points(swept, settings_of(type(config)))
+    names = grid.names_of(points)
+    if custom.get("aggregator") and "algorithm" in names:
+        raise UserError(
+            "--sweep algorithm: would be ignored with aggregator=, the rule of all "
+            "runs; leave one of them out"
+        )
+    configs = [grid.changed(config, values) for values in points]
+    folder = None if workdir is None else files.folder_of(workdir)
+    # Before anything else uses JAX.
+    mesh = start_jax(config)
+    if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
+        raise UserError(f"runs_per_call={runs_per_call!r}: expected an integer >= 0")
+    if jax.process_count() > 1:
+        raise UserError("a sweep runs in one process; give every process a --shard")
+    host_memory.require(
+        f"sweep {', '.join(names)}",
+        sum(map(drawn_bytes, configs)),
+        f"schedules and splits of {len(configs):,} runs",
+    )
+    runs = prepare_all(configs, parts)
+    if folder:
+        is_new = not (folder / "lanes").exists()  # and is not made if refused
+        for members in lanes.group(runs)[0] if is_new else ():
+            memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
+        sweep_folder.opened(folder, locks)
+    return Sweep(
+        config=config,
+        points=points,
+        swept=names,
+        runs=runs,
+        digests=[_digest(p) for p in runs],
+        mesh=mesh,
+        folder=folder,
+        runs_per_call=runs_per_call,
+        stream=stream,
+        stop=stop,
+        watch=watch,
+    )
+
+
+def _digest(prepared: Prepared) -> str:
+    return _short_digest(json.dumps(files.plain(identity_of(prepared)), sort_keys=True))
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+class Finished(NamedTuple):
+    """A run that has finished."""
+
+    history: History
+    row: dict[str, Any]  # of results.csv
+
+
+def _finished(sweep: Sweep, run: int, history: History) -> Finished:
+    """A finished run, with its line of results.csv."""
+    prepared = sweep.runs[run]
+    settings = values_of(prepared) | custom_values(prepared)
+    results = summary.results_of(prepared, history)
+    row = (
+        {"run": run}
+        | {name: settings[name] for name in sweep.swept}
+        | results
+        | {
+            "seconds": float(history["seconds"]),
+            "notes": "; ".join(results["notes"]),
+            "data": prepared.dataset.name,
+            "num_devices": sweep.mesh.size,
+        }
+        | {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
+        | {k: v for k, v in settings.items() if k not in sweep.swept}
+    )
+    return Finished(history, row)
+
+
+def _load_finished(sweep: Sweep) -> dict[int, Finished]:
+    """The runs that are in the folder, by number."""
+    warn, finished = progress.warn_to(sweep.stream), {}
+    if not sweep.folder:
+        return finished
+    for i, (prepared, digest) in enumerate(zip(sweep.runs, sweep.digests, strict=True)):
+        names = summary.measured(prepared)
+        if history := sweep_folder.finished_run(sweep.folder, digest, warn, names):
+            finished[i] = _finished(sweep, i, history)
+    return finished
+
+
+def _write_partly(sweep: Sweep, finished: Mapping[int, Finished]) -> None:
+    """The tables of the runs that have finished so far, if there is a folder."""
+    if sweep.folder:
+        title = f"{sweep.title}, {len(finished)} of {len(sweep.runs)} runs so far"
+        rows = [finished[i].row for i in sorted(finished)]
+        sweep_files.write(sweep.folder, sweep.swept, rows, title)
+
+
+def _result(sweep: Sweep, finished: Mapping[int, Finished]) -> SweepResult:
+    """Rows and histories of all runs; written to the folder."""
+    rows = [finished[i].row for i in sorted(finished)]
+    histories = [finished[i].history for i in sorted(finished)]
+
+    def shapes(name: str) -> set:
+        return {h[name].shape if name in h else None for h in histories}
+
+    fields = [n for n in histories[0] if n != "seconds" and len(shapes(n)) == 1]
+    stacked = {n: np.stack([h[n] for h in histories]) for n in fields}
+    series = [
+        {n: a for n, a in h.items() if a.shape == h["virtual_time"].shape}
+        for h in histories
+    ]
+    result = SweepResult(rows, stacked, sweep.swept, series)
+    if sweep.folder:
+        # What is left is of calls that another division into calls replaced.
+        shutil.rmtree(sweep.folder / _RUNNING, ignore_errors=True)
+        sweep_files.write(sweep.folder, sweep.swept, rows, sweep.title, result._runs())
+        settings = sweep.settings() | summary.where_run()
+        files.write_json(sweep.folder / "sweep.json", settings)
+    return result
+
+
+def collect(sweep: Sweep) -> SweepResult | None:
+    """Write the tables of the runs in the locked folder; None while some are missing.
+
+    Raises:
+      UserError: none of them is there.
+    """
+    finished, total = _load_finished(sweep), len(sweep.runs)
+    if not finished:
+        raise UserError(
+            f"{sweep.folder} has none of these {total} runs; do --config "
+            "and --sweep say what the shards were told?"
+        )
+    if len(finished) == total:
+        return _result(sweep, finished)
+    _write_partly(sweep, finished)
+    missing = f"{total - len(finished)} of {total} runs"
+    progress.log(sweep.stream, f"{missing} are missing")
+    return None
+
+
+def run_all(sweep: Sweep) -> dict[int, Finished]:
+    """All runs, from the folder or trained and kept there."""
+    runs, stream = sweep.runs, sweep.stream
+    for note in _merged([p.notes for p in runs]):
+        progress.log(stream, f"note: {note}")
+    finished = _load_finished(sweep)
+    groups, causes = lanes.group(runs, finished=finished)
+    for cause in causes:
+        progress.log(stream, f"{len(groups)} programs, because of {cause}")
+    if finished:
+        progress.log(stream, f"{len(finished)} runs were finished already")
+        sweep.watch({i: run.history for i, run in finished.items()})
+    lengths = [len(p.steps) for p in runs]
+    first = sum(lengths[i] for i in finished)
+    with progress.bar(stream, sum(lengths), first) as bar:
+        show = _shown_on(bar, finished)
+        for members in groups:
+            for finished_call in _run_group(sweep, members, show, finished):
+                finished |= finished_call
+                sweep.watch({i: finished[i].history for i in sorted(finished)})
+                if len(finished) < len(runs):
+                    if sweep.is_whole:
+                        _write_partly(sweep, finished)
+                    if sweep.stop():
+                        raise KeyboardInterrupt
+    return finished
+
+
+def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
+    """The notes of all runs; of those that differ in numbers only, the first one."""
+    alike: dict[str, list[str]] = {}
+    for note in itertools.chain(*notes):
+        alike.setdefault(re.sub(r"\d[\d., ]*", "#", note), []).append(note)
+    return [
+        texts[0]
+        if len(set(texts)) == 1
+        else f"{texts[0]} (with other numbers in {len(texts) - 1} of {len(notes)} runs)"
+        for texts in alike.values()
+    ]
+
+
+def _shown_on(
+    bar: progress.Advance, finished: Mapping[int, Finished]
+) -> Callable[[int, Chunk], None]:
+    """A function of a call's number of runs and a chunk, which advances the bar."""
+    scores = [run.history["test_accuracy"] for run in finished.values()]
+    best = max((np.nanmax([*a, 0.0]) for a in scores), default=0.0)
+
+    def show(num_runs: int, chunk: Chunk) -> None:
+        nonlocal best
+        history = chunk.history  # with that of idle runs after the others
+        accuracy = np.where(history.diverged, np.nan, history.test_accuracy)
+        best = float(np.nanmax([*accuracy[:num_runs].flat, best, 0.0]))
+        words = f"best accuracy {100 * best:.1f} %" if best else "no accuracy"
+        calls.advance(bar, chunk, num_runs, words)
+
+    return show
+
+
+def _run_group(
+    sweep: Sweep,
+    members: list[int],
+    show: Callable[[int, Chunk], None],
+    finished: Collection[int],
+) -> Iterator[dict[int, Finished]]:
+    """The unfinished runs of one program, a call at a time."""
+    prepared_runs = [sweep.runs[i] for i in members]
+    memory.check(lanes.largest(prepared_runs), sweep.mesh.size)
+    group = lanes.make_group(prepared_runs, sweep.mesh)
+    count = min(sweep.runs_per_call or lanes.runs_per_call(group), len(members))
+    unfinished = [i for i in members if i not in finished]
+    begun = _store(sweep, group, unfinished[:count], count)
+    if not (begun and begun.folder.exists()):  # else it goes on with its idle runs
+        count = min(count, len(unfinished))
+    compiled = None
+    for first in range(0, len(unfinished), count):
+        indices = unfinished[first : first + count]
+        show_call = functools.partial(show, len(indices))
+        arrays = lanes.make_arrays(group, [sweep.runs[i] for i in indices], count)
+        compiled = compiled or group.program.compile(arrays, stream=sweep.stream)
+        standing = calls.at_start(compiled.program, arrays)
+        store = _store(sweep, group, indices, count)
+        if store:
+            standing = store.restored(standing, progress.warn_to(sweep.stream))
+        if standing.finished:
+            show_call(standing.as_chunk())
+        end = calls.train(
+            compiled,
+            arrays,
+            standing,
+            show=lambda chunk, _, show_call=show_call: show_call(chunk),
+            stop=sweep.stop,
+            save=store.save if store else None,
+            last_save=checkpoint.LastSave(checkpoint.now(), 0.1),  # the first after 5 s
+        )
+        seconds = float(end.seconds / len(indices))
+        yield {
+            run: _kept(sweep, run, end.of_run(lane), seconds)
+            for lane, run in enumerate(indices)
+        }
+        if store:
+            shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def _kept(sweep: Sweep, run: int, fields: scan.History, seconds: float) -> Finished:
+    """A run that has finished, whose history is written into its file."""
+    history = _cut(summary.named_of(sweep.runs[run], fields))
+    history["seconds"] = np.asarray(seconds)
+    if sweep.folder:
+        digest = sweep.digests[run]
+        path = sweep_folder.path_of(sweep.folder, digest)
+        named = history | {sweep_folder.NAME: np.array(digest)}
+        files.write_arrays(path, named, compress=True)
+    return _finished(sweep, run, history)
+
+
+def _cut(history: History) -> History:
+    """A diverged run ended there: NaN and 0 afterwards, and still diverged."""
+    is_diverged = np.logical_or.accumulate(history["diverged"])
+    is_after = np.append(False, is_diverged[:-1])
+    cut = {"diverged": is_diverged}
+    for name in history.keys() - {"tau", "virtual_time", "client", "diverged"}:
+        values = history[name]
+        missing = np.nan if np.issubdtype(values.dtype, np.floating) else 0
+        cut[name] = values.copy()
+        cut[name][is_after] = missing
+    return history | cut
+
+
+def _store(
+    sweep: Sweep, group: lanes.Group, indices: list[int], count: int
+) -> calls.Store | None:
+    """Where a running call is kept, named by a digest of its runs; None: it is not."""
+    runs = [sweep.runs[i] for i in indices]
+    if not sweep.folder or not any(p.config.checkpoint for p in runs):
+        return None
+    files.prepare_workdir(sweep.folder / _RUNNING)
+    devices = sweep.mesh.size if any(map(depends_on_devices, runs)) else ""
+    digests = [sweep.digests[i] for i in indices]
+    # In their order the states of several rules are kept side by side.
+    rules = list(dict.fromkeys(p.config.algorithm for p in group.members))
+    name = _short_digest(f"{digests}{count}{devices}{rules}")
+    return calls.Store(sweep.folder / _RUNNING / name, {"call": name})

@@ -24,15 +24,8 @@ from jax.sharding import Mesh
 from tsfl_jax import host_memory, interrupts
 from tsfl_jax.config import Config, settings_of
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import (
-    calls,
-    checkpoint,
-    grid,
-    lanes,
-    memory,
-    summary,
-    sweep_folder,
-)
+from tsfl_jax.experiment import calls, checkpoint, grid, lanes, memory, sweep_folder
+from tsfl_jax.experiment import summary as summaries
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.identity import (
@@ -182,18 +175,18 @@ def make(
         for members in lanes.group(runs)[0] if is_new else ():
             memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
         sweep_folder.opened(folder, locks)
+    digests = [_digest(prepared) for prepared in runs]
+    hooks: dict[str, Any] = {"stream": stream, "stop": stop, "watch": watch}
     return Sweep(
         config=config,
         points=points,
         swept=names,
         runs=runs,
-        digests=[_digest(p) for p in runs],
+        digests=digests,
         mesh=mesh,
         folder=folder,
         runs_per_call=runs_per_call,
-        stream=stream,
-        stop=stop,
-        watch=watch,
+        **hooks,
     )
 
 
@@ -216,7 +209,7 @@ def _finished(sweep: Sweep, run: int, history: History) -> Finished:
     """A finished run, with its line of results.csv."""
     prepared = sweep.runs[run]
     settings = values_of(prepared) | custom_values(prepared)
-    results = summary.results_of(prepared, history)
+    results = summaries.results_of(prepared, history)
     row = (
         {"run": run}
         | {name: settings[name] for name in sweep.swept}
@@ -239,7 +232,7 @@ def _load_finished(sweep: Sweep) -> dict[int, Finished]:
     if not sweep.folder:
         return finished
     for i, (prepared, digest) in enumerate(zip(sweep.runs, sweep.digests, strict=True)):
-        names = summary.measured(prepared)
+        names = summaries.measured(prepared)
         if history := sweep_folder.finished_run(sweep.folder, digest, warn, names):
             finished[i] = _finished(sweep, i, history)
     return finished
@@ -272,7 +265,7 @@ def _result(sweep: Sweep, finished: Mapping[int, Finished]) -> SweepResult:
         # What is left is of calls that another division into calls replaced.
         shutil.rmtree(sweep.folder / _RUNNING, ignore_errors=True)
         sweep_files.write(sweep.folder, sweep.swept, rows, sweep.title, result._runs())
-        settings = sweep.settings() | summary.where_run()
+        settings = sweep.settings() | summaries.where_run()
         files.write_json(sweep.folder / "sweep.json", settings)
     return result
 
@@ -403,7 +396,7 @@ def _run_group(
 
 def _kept(sweep: Sweep, run: int, fields: scan.History, seconds: float) -> Finished:
     """A run that has finished, whose history is written into its file."""
-    history = _cut(summary.named_of(sweep.runs[run], fields))
+    history = _cut(summaries.named_of(sweep.runs[run], fields))
     history["seconds"] = np.asarray(seconds)
     if sweep.folder:
         digest = sweep.digests[run]

@@ -158,8 +158,7 @@ def make(
         )
     configs = [grid.changed(config, values) for values in points]
     folder = None if workdir is None else files.folder_of(workdir)
-    # Before anything else uses JAX.
-    mesh = start_jax(config)
+    mesh = start_jax(config)  # before anything else uses JAX
     if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
         raise UserError(f"runs_per_call={runs_per_call!r}: expected an integer >= 0")
     if jax.process_count() > 1:

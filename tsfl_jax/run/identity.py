@@ -56,7 +56,7 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
     """
     custom, digests = prepared.custom._asdict(), prepared.fingerprints
     indices, _ = custom.pop("partition"), custom.pop("metrics")
-    parts = {name: describe(part) for name, part in custom.items() if part is not None}
+    parts = _described(custom)
     if prepared.custom_data:
         parts["dataset"] = f"{prepared.custom_data} {digests['scale']}"
     if indices is not None:
@@ -69,6 +69,11 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
         names = [name for name in sections if not hasattr(Config(), name)]
         values["algorithm"] = "+".join(names) or "custom"
     return values
+
+
+def _described(parts: dict[str, Any]) -> dict[str, str]:
+    """The digests of the parts that are given."""
+    return {name: describe(part) for name, part in parts.items() if part is not None}
 
 
 def _bytes_per_delivery(prepared: Prepared, intervals: int) -> Float[np.ndarray, "T"]:
@@ -109,9 +114,7 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     custom = prepared.custom._asdict()
     for name in ("dataset", "partition", "sampler", "params"):
         del custom[name]  # among the fingerprints
-    described = {
-        f"own {n}": describe(part) for n, part in custom.items() if part is not None
-    }
+    described = {f"own {name}": text for name, text in _described(custom).items()}
     config = prepared.config
     without = WITHOUT_EFFECT.union(rule_settings.unread(config, prepared.custom))
     settings = {n: v for n, v in values_of(prepared).items() if n not in without}

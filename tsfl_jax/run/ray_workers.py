@@ -64,7 +64,7 @@ def run(
       UserError: what `doors.sweep` refuses, Ray cannot be imported or reached, or a
         shard lost its worker more than `RETRIES` times.
     """
-    if workdir is None:
+    if not workdir:
         raise UserError("ray: needs a workdir, a folder that all workers see")
     folder = files.folder_of(workdir).absolute()
     named_config, parts = adopted(config, Custom(**custom))
@@ -100,27 +100,21 @@ def run(
 @contextlib.contextmanager
 def _cluster(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster; a connection that was there stays."""
-    try:
+    with user_code("--ray: Ray is not installed", "pip install 'tsfl_jax[ray]'"):
         ray = importlib.import_module("ray")
-    except ImportError as error:
-        raise UserError(
-            "--ray: Ray is not installed; pip install 'tsfl_jax[ray]'"
-        ) from error
-    is_ours = not ray.is_initialized()
-    try:
-        if is_ours:
-            if ":" in address and "//" not in address:  # Ray would wait for minutes
-                host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), timeout=10).close()
-            quiet = {"log_to_driver": False, "logging_level": "error"}
-            ray.init(address=address or None, **quiet)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"--ray={address}: {one_line(error)}") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    with user_code(f"--ray={address}: no connection", "expected a running cluster"):
+        if ":" in address and "//" not in address:  # Ray would wait for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()
+        quiet = {"log_to_driver": False, "logging_level": "error"}
+        ray.init(address=address or None, **quiet)
     try:
         yield ray
     finally:
-        if is_ours:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> Any:

@@ -18,20 +18,9 @@ from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Array, Params, Schedule
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
-_COLUMNS = (
-    "test_accuracy",
-    "test_loss",
-    "train_loss",
-    "threshold",
-    "num_selected",
-    "weight_entropy",
-    "smoothness",
-    "grad_sq_norm",
-    "grad_variance",
-    "grad_square",
-    "coupling",
-    "num_discarded",
-)
+_COLUMNS = ("test_accuracy", "test_loss", "train_loss", "threshold", "num_selected")
+_COLUMNS += ("weight_entropy", "smoothness", "grad_sq_norm", "grad_variance")
+_COLUMNS += ("grad_square", "coupling", "num_discarded")
 _OF_SLOTS = ("tau", "size", "client", "reported")  # arrays of a `Schedule`
 # And those that only some runs measure.
 _MEASURED = ("validation_loss", "regret", "gap", *client_test.SERIES)
@@ -220,10 +209,10 @@ def write_results(
 
 def local_layers(prepared: Prepared, state: scan.State) -> dict[str, np.ndarray] | None:
     """Layers that stay with the clients of a run, by path; None: none do."""
+    links = zip(prepared.uplinks, state.uplinks, strict=True)
+    kept = [leaves for link, leaves in links if link.keeps_variables]
     layers = {
-        path: np.asarray(leaf)
-        for link, leaves in zip(prepared.uplinks, state.uplinks, strict=True)
-        for path, leaf in (leaves.items() if link.keeps_variables else ())
+        path: np.asarray(leaf) for leaves in kept for path, leaf in leaves.items()
     }
     return {"client": prepared.workload.drawn} | layers if layers else None
 

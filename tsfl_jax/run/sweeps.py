@@ -28,7 +28,8 @@ from tsfl_jax.prepare.backend import start_jax
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.report import bands, files, progress, sweep_files, table
-from tsfl_jax.run import calls, checkpoint, grid, lanes, memory, summary, sweep_folder
+from tsfl_jax.run import calls, checkpoint, grid, lanes, memory, sweep_folder
+from tsfl_jax.run import summary as summaries
 from tsfl_jax.run.identity import (
     custom_values,
     depends_on_devices,
@@ -157,8 +158,7 @@ def make(
         )
     configs = [grid.changed(config, values) for values in points]
     folder = None if workdir is None else files.folder_of(workdir)
-    # Before anything else uses JAX.
-    mesh = start_jax(config)
+    mesh = start_jax(config)  # before anything else uses JAX
     if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
         raise UserError(f"runs_per_call={runs_per_call!r}: expected an integer >= 0")
     if jax.process_count() > 1:
@@ -174,18 +174,18 @@ def make(
         for members in lanes.group(runs)[0] if is_new else ():
             memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
         sweep_folder.opened(folder, locks)
+    digests = [_digest(prepared) for prepared in runs]
+    hooks: dict[str, Any] = {"stream": stream, "stop": stop, "watch": watch}
     return Sweep(
         config=config,
         points=points,
         swept=names,
         runs=runs,
-        digests=[_digest(p) for p in runs],
+        digests=digests,
         mesh=mesh,
         folder=folder,
         runs_per_call=runs_per_call,
-        stream=stream,
-        stop=stop,
-        watch=watch,
+        **hooks,
     )
 
 
@@ -208,7 +208,7 @@ def _finished(sweep: Sweep, run: int, history: History) -> Finished:
     """A finished run, with its line of results.csv."""
     prepared = sweep.runs[run]
     settings = values_of(prepared) | custom_values(prepared)
-    results = summary.results_of(prepared, history)
+    results = summaries.results_of(prepared, history)
     row = (
         {"run": run}
         | {name: settings[name] for name in sweep.swept}
@@ -231,7 +231,7 @@ def _load_finished(sweep: Sweep) -> dict[int, Finished]:
     if not sweep.folder:
         return finished
     for i, (prepared, digest) in enumerate(zip(sweep.runs, sweep.digests, strict=True)):
-        names = summary.measured(prepared)
+        names = summaries.measured(prepared)
         if history := sweep_folder.finished_run(sweep.folder, digest, warn, names):
             finished[i] = _finished(sweep, i, history)
     return finished
@@ -264,7 +264,7 @@ def _result(sweep: Sweep, finished: Mapping[int, Finished]) -> SweepResult:
         # What is left is of calls that another division into calls replaced.
         shutil.rmtree(sweep.folder / _RUNNING, ignore_errors=True)
         sweep_files.write(sweep.folder, sweep.swept, rows, sweep.title, result._runs())
-        settings = sweep.settings() | summary.where_run()
+        settings = sweep.settings() | summaries.where_run()
         files.write_json(sweep.folder / "sweep.json", settings)
     return result
 
@@ -395,7 +395,7 @@ def _run_group(
 
 def _kept(sweep: Sweep, run: int, fields: scan.History, seconds: float) -> Finished:
     """A run that has finished, whose history is written into its file."""
-    history = _cut(summary.named_of(sweep.runs[run], fields))
+    history = _cut(summaries.named_of(sweep.runs[run], fields))
     history["seconds"] = np.asarray(seconds)
     if sweep.folder:
         digest = sweep.digests[run]

@@ -380,7 +380,7 @@ import jax
 import jax.numpy as jnp
 
 from tsfl_jax.components import component, setting
-from tsfl_jax.uplink.base import Uplink
+from tsfl_jax.uplink.link import Uplink
 
 
 @component("held_back")

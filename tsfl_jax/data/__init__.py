@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from tsfl_jax import rng
 from tsfl_jax.data import builtin, in_memory
-from tsfl_jax.data.files import require
+from tsfl_jax.data.inputs import require
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset
 

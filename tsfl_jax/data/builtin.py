@@ -8,7 +8,7 @@ from jaxtyping import Float32, Int, UInt8
 from tsfl_jax import host_memory, rng
 from tsfl_jax.components import Part
 from tsfl_jax.data import client_files, hugging_face, idx, in_memory, tfds
-from tsfl_jax.data.files import require
+from tsfl_jax.data.inputs import require
 from tsfl_jax.data.natural import ColumnsConfig
 from tsfl_jax.data.quadratic import QuadraticConfig
 from tsfl_jax.data.settings import DataConfig

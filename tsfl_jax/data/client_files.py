@@ -31,7 +31,7 @@ import numpy as np
 
 from tsfl_jax import host_memory
 from tsfl_jax.data import natural
-from tsfl_jax.data.files import check, package, reading
+from tsfl_jax.data.inputs import check, package, reading
 from tsfl_jax.data.settings import DataConfig
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int
 
 from tsfl_jax import rng
 from tsfl_jax.components import checker, component, setting
-from tsfl_jax.data.files import require
+from tsfl_jax.data.inputs import require
 from tsfl_jax.types import Dataset, Partition
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from tsfl_jax import host_memory
-from tsfl_jax.data.files import require, require_values
+from tsfl_jax.data.inputs import require, require_values
 from tsfl_jax.types import Dataset, Partition, user_code
 
 Lists = list[Int[np.ndarray, "_"]]

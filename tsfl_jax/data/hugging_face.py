@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tsfl_jax.data import files, natural
+from tsfl_jax.data import inputs, natural
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset
 
@@ -38,7 +38,7 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: file, what is wrong and what was expected, in one line.
     """
     del seed
-    folder = files.folder(settings, _LAYOUT)
+    folder = inputs.folder(settings, _LAYOUT)
     subfolders = [p for p in sorted(folder.glob("*/")) if p.name not in _PARTS]
     layouts = [
         [_paths(base, pattern.format(part)) for part in _PARTS]
@@ -47,7 +47,7 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     ]
     layouts = [layout for layout in layouts if any(layout)]
     names = [str(sum(layout, [])[0].relative_to(folder)) for layout in layouts]
-    files.require(
+    inputs.require(
         len(layouts) == 1 and layouts[0][0],
         f"--config.data.dir={folder}: expected one of {_LAYOUT}, got "
         f"{', '.join(names) or 'none'}; of several, name the subfolder of one",
@@ -64,7 +64,7 @@ def _paths(base: pathlib.Path, pattern: str) -> list[pathlib.Path]:
     state = (base / pattern).parent / "state.json"
     if not pattern.endswith(".arrow") or not state.is_file():
         return paths
-    with files.reading(state, "save_to_disk's _data_files"):
+    with inputs.reading(state, "save_to_disk's _data_files"):
         entries = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
         return [state.parent / pathlib.Path(f["filename"]).name for f in entries]
 
@@ -83,8 +83,8 @@ def _samples(settings: DataConfig, paths: list[pathlib.Path]) -> natural.ClientS
 
 
 def _table(path: pathlib.Path) -> Any:
-    pa, parquet = files.package("pyarrow"), files.package("pyarrow.parquet")
-    with files.reading(path, "Arrow streams or Parquet"):
+    pa, parquet = inputs.package("pyarrow"), inputs.package("pyarrow.parquet")
+    with inputs.reading(path, "Arrow streams or Parquet"):
         if path.suffix == ".parquet":
             return parquet.read_table(path)
         with pa.memory_map(str(path)) as source:
@@ -96,9 +96,9 @@ def _table(path: pathlib.Path) -> Any:
 def _values(path: pathlib.Path, name: str, table: Any) -> Any:
     """A column as an array, as texts, or as decoded images."""
     expected = "values of one shape without null; images of one size and mode"
-    with files.reading(f"{path}: column {name}", expected):
+    with inputs.reading(f"{path}: column {name}", expected):
         missing = table[name].null_count
-        files.check(not missing, f"{missing} values are null")
+        inputs.check(not missing, f"{missing} values are null")
         values = table[name].to_pylist()
         if isinstance(values[0], dict):  # an image: {"bytes": …, "path": …}
             return np.stack([_image(value) for value in values])
@@ -113,10 +113,10 @@ def _values(path: pathlib.Path, name: str, table: Any) -> Any:
 
 def _image(value: dict[str, Any]) -> np.ndarray:
     """The pixels of an image, uint8 [H, W] or [H, W, 3]."""
-    pil = files.package("PIL.Image")
-    files.check(value.get("bytes"), "an image without bytes, such as one with a path")
+    pil = inputs.package("PIL.Image")
+    inputs.check(value.get("bytes"), "an image without bytes, such as one with a path")
     image = pil.open(io.BytesIO(value["bytes"]))
     transparent = image.mode == "P" and "transparency" in image.info
     lossless = image.mode in _MODES and not transparent
-    files.check(lossless, f"an image of mode {image.mode}; convert it to L or RGB")
+    inputs.check(lossless, f"an image of mode {image.mode}; convert it to L or RGB")
     return np.asarray(image.convert(_MODES[image.mode]))

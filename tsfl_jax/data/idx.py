@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from tsfl_jax import host_memory
-from tsfl_jax.data import files, in_memory
+from tsfl_jax.data import in_memory, inputs
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, UserError
 
@@ -54,7 +54,7 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: folder or file, what is wrong and what was expected, in one line.
     """
     del seed
-    folder = files.folder(settings, f"the files {_FILES}")
+    folder = inputs.folder(settings, f"the files {_FILES}")
     part, paths = _paths(folder, settings.file)
     arrays: dict[str, Any] = {name: _load(path) for name, path in paths.items()}
     if part:
@@ -91,15 +91,15 @@ def _load(path: pathlib.Path) -> UInt8[np.ndarray, "..."]:
     axes = 3 if "-images" in path.name else 1
     open_file = gzip.open if path.suffix == ".gz" else open
     expected = f"an IDX file of unsigned bytes with {axes} axes"
-    with files.reading(path, expected), open_file(path, "rb") as file:
+    with inputs.reading(path, expected), open_file(path, "rb") as file:
         header, magic = file.read(4 + 4 * axes), bytes((0, 0, 8, axes))
         start = header[:4].hex() or "nothing"
-        files.check(start == magic.hex(), f"it begins with {start}, not {magic.hex()}")
+        inputs.check(start == magic.hex(), f"it begins with {start}, not {magic.hex()}")
         shape = tuple(map(int, np.frombuffer(header, ">u4", axes, 4)))
         count = math.prod(shape)
         host_memory.require(str(path), count, f"values of shape {shape}")
         values = file.read(count + 1)
-        files.check(
+        inputs.check(
             len(values) == count,
             f"shape {shape} is {count} values, not {len(values)}",
         )

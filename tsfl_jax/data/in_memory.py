@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from tsfl_jax.data import targets
-from tsfl_jax.data.files import reading, require, require_values
+from tsfl_jax.data.inputs import reading, require, require_values
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import INT32_MAX, Dataset, Numbers, UserError, nearest, user_code
 

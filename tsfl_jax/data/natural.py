@@ -14,8 +14,8 @@ from jaxtyping import Bool, Shaped
 
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
-from tsfl_jax.data import files, in_memory, tokens
-from tsfl_jax.data.files import require
+from tsfl_jax.data import in_memory, inputs, tokens
+from tsfl_jax.data.inputs import require
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset
 
@@ -71,7 +71,7 @@ def read(
     """
     del seed
     content = " and ".join(layout.format(part) for part in ("train", "test"))
-    folder, parts = files.folder(settings, f"files {content}"), []
+    folder, parts = inputs.folder(settings, f"files {content}"), []
     prefix = f"{glob.escape(settings.file)}_" if settings.file else "*"
     for part in ("train", "test"):
         pattern = layout.replace("*{}", prefix + part).replace("{}", part)
@@ -84,7 +84,7 @@ def read(
         )
         by_client = []
         for path in paths:
-            with files.reading(path, expected):
+            with inputs.reading(path, expected):
                 by_client += clients(settings, path)
         parts.append(_samples(by_client, folder))
     return from_samples(settings, folder, *parts)
@@ -135,7 +135,7 @@ def columns(
 
 def joined(parts: list[Any], path: object) -> np.ndarray | list[str]:
     """What several clients or files hold, as one array, or as one list of texts."""
-    with files.reading(path, "samples: numbers of one shape, or texts"):
+    with inputs.reading(path, "samples: numbers of one shape, or texts"):
         if not isinstance(parts[0], list):
             parts = [np.asarray(part) for part in parts]
             if parts[0].dtype.kind not in "OSU":

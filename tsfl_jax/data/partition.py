@@ -20,7 +20,7 @@ from numpy.random import Generator
 from tsfl_jax import host_memory
 from tsfl_jax.components import Part, component, setting
 from tsfl_jax.data import class_counts, whole_splits
-from tsfl_jax.data.files import require
+from tsfl_jax.data.inputs import require
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import Partition
 

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, Real
 from tsfl_jax import rng as random_streams
 from tsfl_jax.components import checker, component, setting
 from tsfl_jax.data import in_memory
-from tsfl_jax.data.files import require
+from tsfl_jax.data.inputs import require
 from tsfl_jax.timeline import distributions
 from tsfl_jax.types import Dataset, UserError
 

@@ -13,7 +13,7 @@ from jaxtyping import Int, Shaped
 
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
-from tsfl_jax.data.files import require
+from tsfl_jax.data.inputs import require
 from tsfl_jax.types import Dataset, Partition
 
 

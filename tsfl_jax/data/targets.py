@@ -9,7 +9,7 @@ for which a data set has one class. Both reach loss and metrics as they are.
 import numpy as np
 from jaxtyping import Float, Int, Num, Shaped
 
-from tsfl_jax.data.files import require, require_values
+from tsfl_jax.data.inputs import require, require_values
 from tsfl_jax.types import Dataset
 
 _TOLERANCE = 0.005  # of a share, which may be rounded to two digits

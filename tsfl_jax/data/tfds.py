@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from tsfl_jax.data import in_memory
-from tsfl_jax.data.files import check
+from tsfl_jax.data.inputs import check
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, user_code
 

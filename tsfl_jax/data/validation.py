@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from tsfl_jax.data import class_counts
-from tsfl_jax.data.files import require
+from tsfl_jax.data.inputs import require
 
 
 def hold_out(

@@ -47,7 +47,7 @@ from tsfl_jax.types import (
     PRNGKey,
 )
 from tsfl_jax.uplink import chain
-from tsfl_jax.uplink.base import Task
+from tsfl_jax.uplink.link import LinkInfo
 
 
 def run_interval(
@@ -201,8 +201,8 @@ def client_training(
             parts, start, client, problem.samples, hparams, limit
         )
         version = variables if is_own_start else state.params
-        task = Task(rng.fold(start.key, "uplink"), interval, version, model)
-        update, states = chain.send(parts.uplinks, states, task, hparams)
+        info = LinkInfo(rng.fold(start.key, "uplink"), interval, version, model)
+        update, states = chain.send(parts.uplinks, states, info, hparams)
         return mapping.Trained(update, result._replace(uplinks=states))
 
     return train

@@ -41,7 +41,7 @@ def in_interval(hparams: HParams, interval: Int[Array, ""]) -> HParams:
     return hparams._replace(lr=hparams.lr * jnp.stack(factors)[hparams.lr_schedule])
 
 
-class Terms(NamedTuple):
+class SGDTerms(NamedTuple):
     """Which terms the step of a client has; a program is compiled for its own."""
 
     clip_norm: bool = True
@@ -49,17 +49,17 @@ class Terms(NamedTuple):
     mu: bool = True
 
 
-def terms_of(hparams: HParams) -> Terms:
+def terms_of(hparams: HParams) -> SGDTerms:
     """The terms that hyper-parameters, which are known numbers, switch on."""
     # In NumPy: while a function is traced JAX's comparisons are traced, too.
-    return Terms(
+    return SGDTerms(
         clip_norm=bool(np.asarray(hparams.clip_norm) < np.inf),
         momentum=bool(np.asarray(hparams.momentum) != 0),
         mu=bool(np.asarray(hparams.mu) != 0),
     )
 
 
-def sgd(hparams: HParams, terms: Terms = Terms()) -> optax.GradientTransformation:  # noqa: B008
+def sgd(hparams: HParams, terms: SGDTerms = SGDTerms()) -> optax.GradientTransformation:  # noqa: B008
     """SGD with momentum after clipping: v ← m v + g, w ← w − η v.
 
     Of a small network's step, a norm that limits nothing would be a large part.

@@ -40,7 +40,7 @@ class ProgramKey(NamedTuple):
     spec: ProgramSpec  # without its fields that are merged
     settings: tuple[tuple[str, Any], ...]  # that shape a program in no other field
     model: tuple[Any, ...]  # without the function that draws w^0, the first field
-    optimizer: tuple[optimizers.Factory, optimizers.Terms | None]
+    optimizer: tuple[optimizers.Factory, optimizers.SGDTerms | None]
     hooks: tuple[int, ...]  # the functions' identities: they need not be hashable
     uplinks: Chain
     rule: Any  # what rules that are chosen inside the program must have in common

@@ -9,7 +9,7 @@ import numpy as np
 from tsfl_jax.types import UserError, nearest, user_code
 
 
-class Column(NamedTuple):
+class CsvColumn(NamedTuple):
     """The numbers that the cells of a column may have."""
 
     low: float = 0
@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
 
 def read_table(
-    path: str, columns: Mapping[str, Column], *, key: Sequence[str] = (), flag: str
+    path: str, columns: Mapping[str, CsvColumn], *, key: Sequence[str] = (), flag: str
 ) -> Any:
     """Read the numbers of a file, and check each against its column.
 

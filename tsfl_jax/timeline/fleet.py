@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax.timeline import distributions, ticks
-from tsfl_jax.timeline.csv_tables import Column, read_table
+from tsfl_jax.timeline.csv_tables import CsvColumn, read_table
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import UserError
@@ -295,10 +295,10 @@ def read_means(path: str, N: int) -> Float[np.ndarray, "3 N"]:
     """Mean seconds of iterations, downloads and uploads in a file; NaN: not given."""
     flag, longest = "--config.timeline.speeds", 1e300
     columns = {
-        "client": Column(high=N - 1, whole=True),
-        "seconds": Column(1 / ticks.SECOND, longest),
-        "download": Column(high=longest, optional=True),
-        "upload": Column(high=longest, optional=True),
+        "client": CsvColumn(high=N - 1, whole=True),
+        "seconds": CsvColumn(1 / ticks.SECOND, longest),
+        "download": CsvColumn(high=longest, optional=True),
+        "upload": CsvColumn(high=longest, optional=True),
     }
     table = read_table(path, columns, key=["client"], flag=flag).set_index("client")
     missing = np.setdiff1d(np.arange(N), table.index)
@@ -314,8 +314,8 @@ def read_windows(path: str, N: int) -> dict[int, Float[np.ndarray, "W 2"]]:
     """Online windows by client, of the clients that a file names; "": none."""
     if not path:
         return {}
-    columns = {"client": Column(high=N - 1, whole=True), "start": Column()}
-    columns["end"] = Column()
+    columns = {"client": CsvColumn(high=N - 1, whole=True), "start": CsvColumn()}
+    columns["end"] = CsvColumn()
     table = read_table(path, columns, flag="--config.timeline.availability")
     online = {}
     for client, rows in table.sort_values(["start", "end"]).groupby("client"):

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from tsfl_jax.components import Part, check_name
 from tsfl_jax.timeline import distributions
-from tsfl_jax.timeline.csv_tables import Column, read_table
+from tsfl_jax.timeline.csv_tables import CsvColumn, read_table
 from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import INT32_MAX, Delivery, Schedule, UserError
 
@@ -154,10 +154,10 @@ def _read_trace(path: str, T: int, N: int, data_size: int) -> tuple[Table, Table
     if not path:
         raise UserError(f"--config.schedule.kind=trace needs {_TRACE}")
     columns = {
-        "interval": Column(high=T - 1, whole=True),
-        "client": Column(high=N - 1, whole=True),
-        "tau": Column(high=INT32_MAX, whole=True),
-        "size": Column(1, INT32_MAX, whole=True, optional=True),
+        "interval": CsvColumn(high=T - 1, whole=True),
+        "client": CsvColumn(high=N - 1, whole=True),
+        "tau": CsvColumn(high=INT32_MAX, whole=True),
+        "size": CsvColumn(1, INT32_MAX, whole=True, optional=True),
     }
     table = read_table(path, columns, key=["interval", "client"], flag=_TRACE)
     table = table.fillna({"size": data_size}).astype(np.int64)

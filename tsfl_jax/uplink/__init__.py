@@ -5,7 +5,7 @@ from typing import Any
 from tsfl_jax.components import Part, component, section_of, setting
 from tsfl_jax.types import UserError, nearest
 from tsfl_jax.uplink import local_layers
-from tsfl_jax.uplink.base import Uplink
+from tsfl_jax.uplink.link import Uplink
 
 UPLINKS: dict[str, Uplink] = {
     "local_layers": local_layers.LOCAL,

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from tsfl_jax import rng
 from tsfl_jax.types import Array, HParams, Params, PRNGKey
-from tsfl_jax.uplink.base import Task, Traffic, Uplink
+from tsfl_jax.uplink.link import LinkInfo, Traffic, Uplink
 
 Chain = tuple[Uplink, ...]
 
@@ -41,19 +41,19 @@ def start(
 def send(
     chain: Chain,
     states: tuple,
-    task: Task,
+    info: LinkInfo,
     hparams: HParams,
 ) -> tuple[Params, tuple]:
     """What arrives of a client's update at the server, and the new states.
 
     The update is {"params": w_i − version} with the values of other collections.
     """
-    params, version = task.model["params"], task.version["params"]
-    update = {**task.model, "params": jax.tree.map(jnp.subtract, params, version)}
+    params, version = info.model["params"], info.version["params"]
+    update = {**info.model, "params": jax.tree.map(jnp.subtract, params, version)}
     new_states = []
     for number, (link, state) in enumerate(zip(chain, states, strict=True)):
-        key = jax.random.fold_in(task.key, number)
-        one = task._replace(key=key)
+        key = jax.random.fold_in(info.key, number)
+        one = info._replace(key=key)
         update, state = link.send(update, state, one, _settings(link, hparams))
         new_states.append(state)
     return update, tuple(new_states)

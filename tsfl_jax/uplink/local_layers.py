@@ -28,7 +28,7 @@ from jaxtyping import Bool, Int
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
 from tsfl_jax.types import Array, Params, UserError
-from tsfl_jax.uplink.base import Task, Traffic, Uplink
+from tsfl_jax.uplink.link import LinkInfo, Traffic, Uplink
 
 Leaves = Mapping[str, Array]  # the layers by path, {"params/Dense_1/kernel": array}
 
@@ -95,21 +95,21 @@ def start(
 
 
 def send(
-    update: Params, layers: Leaves, task: Task, settings: Any
+    update: Params, layers: Leaves, info: LinkInfo, settings: Any
 ) -> tuple[Params, Leaves]:
     """The update without the client's layers, which it keeps as trained."""
     del layers
-    return _withheld(update, task, settings, jnp.bool_(False))
+    return _withheld(update, info, settings, jnp.bool_(False))
 
 
 def _withheld(
-    update: Params, task: Task, settings: Any, is_sent: Bool[Array, ""]
+    update: Params, info: LinkInfo, settings: Any, is_sent: Bool[Array, ""]
 ) -> tuple[Params, Leaves]:
     """Neither a sum nor a mean changes where a layer is not sent."""
-    kept = _layers({**task.version, "params": _zeros(update["params"])}, settings)
+    kept = _layers({**info.version, "params": _zeros(update["params"])}, settings)
     sent = _layers(update, settings)
     sent = {path: jnp.where(is_sent, sent[path], leaf) for path, leaf in kept.items()}
-    return _replaced(update, sent), _layers(task.model, settings)
+    return _replaced(update, sent), _layers(info.model, settings)
 
 
 def _zeros(tree: Params) -> Params:
@@ -137,12 +137,12 @@ def periodic_start(
 
 
 def periodic_send(
-    update: Params, layers: Leaves, task: Task, settings: Any
+    update: Params, layers: Leaves, info: LinkInfo, settings: Any
 ) -> tuple[Params, Leaves]:
     """The update, with the client's layers in every P-th interval."""
     del layers
-    is_sent = is_uploaded(task.interval, settings.local_period)
-    return _withheld(update, task, settings, is_sent)
+    is_sent = is_uploaded(info.interval, settings.local_period)
+    return _withheld(update, info, settings, is_sent)
 
 
 def bits(traffic: Traffic, params: Params, settings: LocalLayers) -> Traffic:

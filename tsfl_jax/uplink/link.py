@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from tsfl_jax.types import Array, Params, PRNGKey
 
 
-class Task(NamedTuple):
+class LinkInfo(NamedTuple):
     """What a link may see of a client's task."""
 
     key: PRNGKey  # of this task and this link
@@ -44,9 +44,9 @@ def _same_start(
 
 
 def _same_update(
-    update: Params, state: Any, task: Task, settings: Any
+    update: Params, state: Any, info: LinkInfo, settings: Any
 ) -> tuple[Params, Any]:
-    del task, settings
+    del info, settings
     return update, state
 
 
@@ -74,9 +74,9 @@ class Uplink(NamedTuple):
     # (version, state, t, settings) -> the variables that the client starts from, and in
     # which its own model is tested, then with t = −1
     start: Callable[[Params, Any, Int[Array, ""], Any], Params] = _same_start
-    # (update, state, task, settings) -> (update, state): {"params": w_i − version} and
+    # (update, state, info, settings) -> (update, state): {"params": w_i − version} and
     # the values of other collections, before they are weighted
-    send: Callable[[Params, Any, Task, Any], tuple[Params, Any]] = _same_update
+    send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = _same_update
     # (Σ ρ_i u_i of the parameters, key, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
     receive: Callable[[Params, PRNGKey, Any], Params] = _same_sum

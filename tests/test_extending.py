@@ -443,7 +443,8 @@ for layer in whole:
     for name, w in whole[layer].items():
         middle = (np.asarray(w) + np.asarray(start[layer][name])) / 2
         np.testing.assert_allclose(half[layer][name], middle, rtol=1e-5, atol=1e-7)
-for wrong in ({"uplink.chain": ""}, {"uplink.chain": "held_bak"}):
+UNKNOWN = {"uplink.chain": "held_bak", "held_back.part": 0.5}
+for wrong in ({"uplink.chain": ""}, UNKNOWN):
     try:
         tsfl_jax.simulate(replace(config, {"held_back.part": 0.25} | wrong))
     except tsfl_jax.UserError as error:

@@ -267,7 +267,7 @@ def test_the_weight_of_a_lost_client_goes_to_the_others(
     ones, start = jnp.ones(number, int), {"w": jnp.zeros(2)}
     clients = problems.members(jnp.arange(number), ones, SIZE[0], PROBLEM.rows)
     on_device = mappings.DeviceClients(
-        clients, jnp.arange(number), jnp.array(rho), ones, jnp.array(shares)
+        clients, jnp.arange(number), jnp.array(rho), jnp.array(shares), ones
     )
 
     def train(client, limit):

@@ -46,6 +46,8 @@ def curvature_of(
 def _trace(module: Any, name: str, shape: tuple[int, ...], dtype: Any) -> tuple:
     """A network as a `Model`, and what `tracing.trace` says of it."""
     model = module if isinstance(module, networks.Model) else networks.from_flax(module)
+    if isinstance(module, text.NextToken):  # its accuracy is no other's
+        model = model._replace(metrics=tuple(text.METRICS.items()))
     return model, *tracing.trace(_named(model, name), shape, dtype)
 
 
@@ -92,8 +94,6 @@ def _named_network(
     else:
         module = networks.make_model(settings, targets.outputs(dataset), shape, form)
     model, params, outputs, notes = _trace_once(module, name, shape, dtype)
-    if isinstance(module, text.NextToken):  # its accuracy is no other's
-        model = model._replace(metrics=tuple(text.METRICS.items()))
     return Network(model, name, form, params, notes), outputs
 
 
@@ -102,7 +102,7 @@ def _with_measures(
 ) -> Network:
     """The network with the loss and the metrics that fit the data and the user's."""
     model, metrics = network.model, custom.metrics
-    if custom.model is None and model.metrics:
+    if model.metrics and not isinstance(custom.model, networks.Model):
         metrics = dict(model.metrics) | dict(metrics or {})
     if targets.regresses(dataset):
         loss = model.loss

@@ -112,7 +112,7 @@ SETTINGS = [
     ("data.train_size", 2 * 10**9, "memory", SYNTHETIC | {"data.shape": (64, 64)}),
     ("model.norm", "batch", "would be ignored", {}),
     ("schedule.tau", (1, 2), "would be ignored", {}),
-    ("schedule.tau_groups", "gaus(2,1)", "unknown distribution", DRAWN),
+    ("schedule.tau_groups", "gaus(2,1)", "expected normal(mean,std)", DRAWN),
     ("schedule.trace", "gone.csv", "No such file", {"schedule.kind": "trace"}),
     ("timeline.speed", "constant(1e-9)", "tasks and iterations", TIMED),
     ("timeline.local_iterations", INT32_MAX, "memory", TIMED),
@@ -176,7 +176,7 @@ CALLS = [
     (swept({"lr": [0.1, -1.0]}), "run lr=-1.0"),
     (swept({"seed": [1]}, runs_per_call=-1), "runs_per_call=-1"),
     (swept({"seed": [1]}, TOO_WIDE), "--config.model.hidden=2000000000"),
-    (lambda: tsfl_jax.make_dataset(X, Y[:, None], X, Y), "; use y_train[:, 0]"),
+    (lambda: tsfl_jax.make_dataset(X, Y[:, None], X, Y), "y_train[:, 0] of one column"),
     (weighted(tau=None), "tau has shape []: expected [N]"),
     (weighted(lr=0.0), "lr = 0.0: expected 0 < η < ∞"),
 ]

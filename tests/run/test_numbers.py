@@ -82,15 +82,15 @@ def test_bytes_by_hand():
 
 
 def test_lanes_with_a_metric_of_the_users_own_share_one_network(monkeypatch):
-    traced, make = [], network._known_network
+    traced, make = [], network._trace
     monkeypatch.setattr(
-        network, "_known_network", lambda *given: traced.append(given) or make(*given)
+        network, "_trace_once", lambda *given: traced.append(given) or make(*given)
     )
     custom = custom_hooks.Custom(metrics={"highest": lambda out, labels: out.max(-1)})
     runs = prepare_all([small(seed=s) for s in range(3)], custom)
     assert len(traced) == 1
     assert all(run.network.params is runs[0].network.params for run in runs)
-    assert dict(runs[0].network.model.metrics) == own.metrics
+    assert dict(runs[0].network.model.metrics) == custom.metrics
 
 
 @pytest.mark.parametrize("source", ["model", "split", "fleet", "batches"])

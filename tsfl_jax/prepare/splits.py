@@ -37,8 +37,10 @@ class FixedSamples(NamedTuple):
 
 def hold_out(dataset: Dataset, number: int, seed: int) -> Int[np.ndarray, "V"] | None:
     """So many validation samples, None if there are none; `seed` is that of splits."""
+    if not number:
+        return None
     generator = rng.generator(seed, "validation")
-    return validation.hold_out(dataset.y_train, number, generator) if number else None
+    return validation.hold_out(dataset.y_train, number, generator)
 
 
 def fix_samples(

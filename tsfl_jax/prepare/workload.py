@@ -85,10 +85,6 @@ class Plan(NamedTuple):
         """Virtual seconds of the run, T·Δ."""
         return self.num_intervals * self.schedule.interval_seconds
 
-    def generator(self, stream: str) -> np.random.Generator:
-        """The generator of a stream of the fleet."""
-        return rng.generator(self.seed, stream)
-
 
 def plan_of(config: Config) -> Plan:
     """What of a config decides who works when."""
@@ -239,7 +235,7 @@ def _draw_by_cases(plan: Plan, **changes: Any) -> Schedule:
         "size_groups": groups(s.size_groups),
         "trace": s.trace,
         "dropout": s.dropout,
-        "rng": plan.generator("schedule"),
+        "rng": rng.generator(plan.seed, "schedule"),
     }
     return schedule.make_schedule(**arguments | changes)
 
@@ -276,9 +272,10 @@ def _complete(
         least, times = plan.schedule.upload_above, times._replace(seconds=seconds)
     sent = times._replace(tau=np.where(times.tau > least, times.tau, 0))
     uploads = sent.tau > 0
-    if plan.schedule.free_riders:
-        sent, times = _with_free_riders(plan, sent), _with_free_riders(plan, times)
     counts_all = plan.by_cases and plan.counts_all_work
+    if plan.schedule.free_riders:
+        sent = _with_free_riders(plan, sent)
+        times = _with_free_riders(plan, times) if counts_all else times
     is_asked = np.broadcast_to(True, uploads.shape) if is_asked is None else is_asked
     if counts_all or not is_asked.all():
         work = deliveries.claimed(sent)
@@ -297,7 +294,7 @@ def _with_free_riders(plan: Plan, times: Schedule) -> Schedule:
         times.tau,
         s.free_riding,
         s.free_riders,
-        plan.generator("free riders"),
+        rng.generator(plan.seed, "free riders"),
         **clients,
     )
     return times._replace(tau=tau, reported=reported)
@@ -371,7 +368,7 @@ def _draw_fleet(
         dropout=plan.schedule.dropout,
         speeds_file=t.speeds,
         availability_file=t.availability,
-        rng=plan.generator("fleet"),
+        rng=rng.generator(plan.seed, "fleet"),
     )
     share = num_samples / num_samples.mean()
     share = np.ones(len(share)) if t.speeds else share
@@ -381,16 +378,15 @@ def _draw_fleet(
 def simulate_timeline(plan: Plan, fleet: Fleet | Cohorts) -> Simulation:
     """Simulate all tasks and updates of T·Δ virtual seconds under the framework."""
     t, framework = plan.timeline, timeline.FRAMEWORKS[plan.timeline.framework]
-    arguments = framework.arguments(
-        vars(t)
-        | {
-            "num_intervals": plan.num_intervals,
-            "interval": plan.schedule.interval_seconds,
-            "horizon": plan.horizon,
-            "iterations": t.local_iterations,
-            "rng": plan.generator("framework"),
-        }
-    )
+    values = vars(t) | {
+        "num_intervals": plan.num_intervals,
+        "interval": plan.schedule.interval_seconds,
+        "horizon": plan.horizon,
+        "iterations": t.local_iterations,
+    }
+    if "rng" in framework.parameters:
+        values["rng"] = rng.generator(plan.seed, "framework")
+    arguments = framework.arguments(values)
     # A cohort is as fast as the others, about.
     sample = cohort.first_fleet(fleet) if isinstance(fleet, Cohorts) else fleet
     # How many events there are, as if all were online.

@@ -18,7 +18,7 @@ from benchmarks import common
 from tsfl_jax import config as c
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import workload
-from tsfl_jax.run import runner
+from tsfl_jax.run import call_length, runner
 from tsfl_jax.validate import validate
 
 FRAMEWORKS = ("none", "tsfl", "afl")

@@ -33,7 +33,7 @@ from benchmarks import common
 from tsfl_jax import rng
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import backend, prepare
-from tsfl_jax.run import lanes
+from tsfl_jax.run import lanes, program
 
 HIDDEN = {"MLP": 64, "logistic": 0}
 # By lanes: intervals of the short and of the long run.

@@ -20,7 +20,7 @@ from scipy.sparse import linalg
 
 import tsfl_jax
 from benchmarks import common
-from tsfl_jax import config as settings
+from tsfl_jax.config import SETTINGS
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import estimates
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
@@ -69,7 +69,9 @@ def estimated(prepared, variables, problem, repeats: int) -> dict[str, np.ndarra
     clients = initial_estimates.clients_of(prepared)
     keys = jax.random.split(jax.random.key(1), repeats)
     found = {}
-    for method, draws in [(m, 1) for m in settings.ESTIMATORS] + [_PILOT]:
+    for method, draws in [
+        (m, 1) for m in SETTINGS["constants.estimator"][1].choices
+    ] + [_PILOT]:
         spec = ProgramSpec(
             prepared.config.batch_size, 1, estimates=Estimates(method=method)
         )

@@ -62,7 +62,7 @@ def test_only_those_who_ever_work_are_on_the_device():
     sizes = [n for a in jax.tree.leaves(exp.arrays) for n in np.shape(a)]
     assert 100_000 not in sizes
     rows = memory.estimate(exp.prepared, 1, 1)
-    own = state.server.own
+    own = state.server.local
     personal = sum(leaf.nbytes for leaf in jax.tree.leaves(own)) + 4 * len(drawn)
     assert rows["personal state"] == personal
     assert "personal state" not in memory.estimate(prepare.prepare(config_of()), 1, 1)

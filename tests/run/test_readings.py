@@ -8,7 +8,7 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.problems import small
-from tsfl_jax.config import replace
+from tsfl_jax.config import Config, replace
 from tsfl_jax.data import partition
 from tsfl_jax.data.partition import PartitionConfig
 from tsfl_jax.engine import client as local

@@ -201,7 +201,7 @@ def points(
         listed = [dict(zip(axes, point, strict=True)) for point in product if axes]
     else:
         is_list = isinstance(swept, Iterable) and not isinstance(swept, str)
-        listed = list(swept) if is_list else [swept]
+        listed: list[Any] = list(swept) if is_list else [swept]
         for point in listed:
             if not isinstance(point, Mapping):
                 raise UserError(f"sweep: expected settings as a dict, got {point!r}")

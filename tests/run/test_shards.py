@@ -162,7 +162,7 @@ def test_an_error_of_ray_names_the_shard(error, words):
     )
     tasks = {"first": "shard 0/2", "second": "shard 1/2"}
     with pytest.raises(UserError) as answer:
-        ray_workers._result_of(ray, tasks, lambda: False)
+        ray_workers._results(ray, tasks, lambda: False)
     assert str(answer.value).startswith(f"--ray: {words}")
     assert "--shard in place of --ray" in str(answer.value)
 

@@ -22,9 +22,11 @@ FOLDERS = [
     "models",
     "theory",
     "rules",
+    "uplink",
     "engine",
     "report",
-    "experiment",
+    "prepare",
+    "run",
     "studies",
 ]
 MODULES = ("types", "components", "sections", "config", "rng", "trees", "validate")

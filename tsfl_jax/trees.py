@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from tsfl_jax.types import Array, Params, UserError
+from tsfl_jax.types import Array, Params, UserError, parts_of
 
 
 def inexact(leaf: Array) -> bool:
@@ -109,11 +109,6 @@ def named(tree: Any) -> dict[str, Any]:
 def path_of(path: Any) -> str:
     """The path of a leaf as text, ``Dense_0/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def parts_of(text: str) -> tuple[str, ...]:
-    """The parts of paths in a setting, comma-separated."""
-    return tuple(part for part in map(str.strip, text.split(",")) if part)
 
 
 def check_parts(name: str, text: str, tree: Any, verb: str) -> None:

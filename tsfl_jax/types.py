@@ -103,6 +103,11 @@ def nearest(value: object, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def parts_of(text: str, mark: str = ",") -> tuple[str, ...]:
+    """The parts of a text between the marks, without spaces and empty ones."""
+    return tuple(part for part in map(str.strip, text.split(mark)) if part)
+
+
 def one_line(error: BaseException, most: int | None = None) -> str:
     """What an exception says, in one line of at most so many characters."""
     return " ".join(str(error).split())[:most] or type(error).__name__

@@ -91,7 +91,7 @@ def test_an_update_does_not_depend_on_how_many_clients_there_are():
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedadam"])
 def test_an_empty_cohort_leaves_the_model(algorithm):
     """And all states: that of a client, and the server's momentum."""
-    some, nobody, others = cohort(5, 2, 7), cohort(-1, -1, -1), cohort(1, 2, 3)
+    three, empty, others = cohort(5, 2, 7), cohort(-1, -1, -1), cohort(1, 2, 3)
 
     def run(*cohorts):
         fields = zip(*((c.tau, c.size, c.client) for c in cohorts), strict=True)
@@ -99,10 +99,10 @@ def test_an_empty_cohort_leaves_the_model(algorithm):
         schedule, sizes = complete(tau, size, client=client), SIZE.tolist()
         return problems.replayed(algorithm, PROBLEM, schedule, sizes=sizes)[1:]
 
-    state, history = run(some, nobody, nobody)
+    state, history = run(three, empty, empty)
     assert (history.test_loss == history.test_loss[0]).all()
     assert not history.diverged.any() and history.rho[1:].sum() == 0
-    moved, other = run(some, others, nobody)
+    moved, other = run(three, others, empty)
     assert other.test_loss[0] == history.test_loss[0] != other.test_loss[1]
     different = jax.tree.map(lambda a, b: (a != b).any(), state.params, moved.params)
     assert any(jax.tree.leaves(different))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tests import problems, reference
-from tests.engine.test_scan import DATA, PROBLEM, TAU, as_reference, permuted
+from tests import problems
+from tests.engine.test_scan import PROBLEM, TAU, as_reference, permuted
 from tests.problems import small
-from tests.timeline.test_deliveries import SIZES, damaged
+from tests.timeline.test_deliveries import SIZES, damaged, reference_of
 from tsfl_jax import config
 from tsfl_jax.prepare import prepare
 from tsfl_jax.rules import AGGREGATORS, dms, local_work, staleness
@@ -462,22 +462,6 @@ def in_step(tau):
         task=column,
         iterations=tau,
         group=np.zeros(intervals, int),
-    )
-
-
-def reference_of(start, name, hp, trace, unit="step"):
-    return reference.replay(
-        as_reference(start.params),
-        (DATA.x_train.astype(np.float64) - 0.3) / 1.7,
-        DATA.y_train,
-        np.asarray(PROBLEM.rows),
-        trace,
-        SIZES,
-        jax.random.fold_in(jax.random.key(0), 1),
-        problems.numbers_of(hp),
-        name,
-        4,
-        unit,
     )
 
 

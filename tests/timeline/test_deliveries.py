@@ -265,13 +265,9 @@ def case(name):
     return trace, schedule, hp, start, state, history
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in CASES]
-)
-def test_replay_matches_plain_reference(name):
-    trace, schedule, hp, start, state, history = case(name)
-    options, algorithm, _ = CASES[name]
-    versions = reference.replay(
+def reference_of(start, name, hp, trace, unit="step", groups=1):
+    """Every version of the global model, by the plain float64 reference."""
+    return reference.replay(
         as_reference(start.params),
         (DATA.x_train.astype(np.float64) - 0.3) / 1.7,
         DATA.y_train,
@@ -280,11 +276,21 @@ def test_replay_matches_plain_reference(name):
         SIZES,
         jax.random.fold_in(jax.random.key(0), 1),
         problems.numbers_of(hp),
-        algorithm,
+        name,
         4,
-        "pass",
-        options.get("tiers", 1),
+        unit,
+        groups,
     )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in CASES]
+)
+def test_replay_matches_plain_reference(name):
+    trace, schedule, hp, start, state, history = case(name)
+    options, algorithm, _ = CASES[name]
+    groups = options.get("tiers", 1)
+    versions = reference_of(start, algorithm, hp, trace, "pass", groups)
     for n, value in versions[-1].items():
         assert np.abs(value - versions[0][n]).max() > 1e-2
         got = as_reference(state.params)[n]

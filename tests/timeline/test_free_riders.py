@@ -7,8 +7,8 @@ import tsfl_jax
 from tests import problems
 from tests.engine.test_scan import PROBLEM, as_reference
 from tests.problems import small
-from tests.rules.test_rules import HP, TAU, in_step, reference_of
-from tests.timeline.test_deliveries import SIZES, timed
+from tests.rules.test_rules import HP, TAU, in_step
+from tests.timeline.test_deliveries import SIZES, reference_of, timed
 from tsfl_jax.prepare import workload
 from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.timeline import free_riders

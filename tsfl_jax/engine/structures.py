@@ -35,7 +35,7 @@ class Problem(NamedTuple):
     class_index: local.ClassIndex | None = None
     # Samples that no client holds; None: there are none. Lanes have their own.
     validation: evaluation.HeldOut | None = None
-    # Test samples of each group that is scored by itself; None: no groups.
+    # Number of test samples in each group that has a score of its own; None: no groups.
     group_size: Int[Array, "G"] | None = None
     # Whose models are tested, where layers stay with the clients. Lanes have their own.
     scored: evaluation.Scored | None = None

@@ -80,7 +80,7 @@ class Prepared(NamedTuple):
     def waves(self) -> int:
         """Most deliveries of a client in an update, if links have a state; else 1."""
         times = self.workload.schedule
-        if not self.has_link_states or not times.snapshots:
+        if not times.snapshots or not self.has_link_states:
             return 1
         pairs = np.nonzero(times.tau)[0], times.client[times.tau > 0]
         return int(np.unique(pairs, axis=1, return_counts=True)[1].max())
@@ -289,17 +289,16 @@ def prepare_validated(
     rule_settings.check(config, rule)
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
-    text, N, V = config.timeline.copula, config.num_clients, config.data.validation
-    fixed = splits.fix_samples(
-        config.partition, custom.partition, loaded, N, V, text, seeds_of(config)
-    )
+    fixed = _fixed_samples(config, custom, loaded)
     workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     network, start = _network_of(config, custom, loaded, traced)
     hparams, rule_notes = _rule_hparams(config, custom, rule, times, network)
     _link_states(uplinks, network, hparams)  # each link checks the network
-    split, dataset, tested = _split_of(config, loaded, fixed, workload, network)
+    split, dataset, tested = _split_of(
+        config, loaded, fixed, workload, network, uplinks
+    )
     mapping, mapping_notes = _mapping_of(config, network, steps, times)
     metrics = dict(network.model.metrics)
     return Prepared(
@@ -344,12 +343,28 @@ def _network_of(
     return trained.started(config.model, custom.params, network._replace(model=model))
 
 
+def _fixed_samples(
+    config: Config, custom: Custom, dataset: Dataset
+) -> splits.FixedSamples:
+    """Validation samples, and what is known of the split before the workload."""
+    return splits.fix_samples(
+        config.partition,
+        custom.partition,
+        dataset,
+        config.num_clients,
+        config.data.validation,
+        config.timeline.copula,
+        seeds_of(config),
+    )
+
+
 def _split_of(
     config: Config,
     loaded: Dataset,
     fixed: splits.FixedSamples,
     workload: Workload,
     network: Network,
+    uplinks: Chain,
 ) -> tuple[Partition, Dataset, ClientTest | None]:
     """Who holds which samples, these as the clients have them, and who is scored."""
     seed, drawn = seeds_of(config).split, workload.drawn
@@ -358,7 +373,7 @@ def _split_of(
     split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
     dataset = skew.skewed(loaded, split, config.partition, seed)
     # Clients that never work have no layers of their own.
-    is_personal = any(link.is_personal for link in chain_of(config))
+    is_personal = any(link.is_personal for link in uplinks)
     owners = drawn if is_personal else np.arange(config.num_clients)
     tested = splits.client_test(
         config.evaluation, dataset, split, drawn, owners, network.model.classifies

@@ -53,7 +53,7 @@ def shares(
 
     Args:
       weighting: of the table above.
-      times: of cohorts; 0 where nobody delivers.
+      times: of cohorts; τ = 0 in slots without a delivery.
       num_samples: of all clients.
       chance: how often each slot's client is asked; NaN: unknown.
       dropout: chance that one who is asked does not deliver.

@@ -29,7 +29,7 @@ from tsfl_jax.timeline import (
 from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.types import Schedule, UserError, parts_of
 
 _MOST_EVENTS = 2e7  # of a simulated timeline: minutes
 
@@ -54,7 +54,7 @@ class Workload(NamedTuple):
         client, last = self.schedule.client, len(self.drawn) - 1
         if self.schedule.in_order:
             return client
-        # Nobody works in a slot of another client.
+        # An empty slot may name a client that is not drawn; its τ is 0.
         return np.minimum(np.searchsorted(self.drawn, client), last).astype(np.int32)
 
     @property
@@ -102,8 +102,8 @@ def plan_of(config: Config) -> Plan:
 
 
 def groups(text: str) -> tuple[str, ...]:
-    """Split "constant(1); constant(2)" into its parts, one per group of clients."""
-    return tuple(part.strip() for part in text.split(";") if part.strip())
+    """The parts of "constant(1); constant(2)", one per group of clients."""
+    return parts_of(text, ";")
 
 
 def draw_workload(

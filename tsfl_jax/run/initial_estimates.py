@@ -75,11 +75,6 @@ def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
     )
 
 
-def _drawn_before(key: PRNGKey, x: jax.Array) -> Params:
-    """Stands for a network's `init`."""
-    raise NotImplementedError
-
-
 def fill(
     prepared: Prepared,
     samples: local.Samples,
@@ -105,7 +100,7 @@ def fill(
     spec = ProgramSpec(widest, 1, estimates=Estimates(method=method))
     # Of the network only gradients are used, and of the other parts nothing: runs with
     # other rules and first parameters share a compiled estimate.
-    model = prepared.network.model._replace(init=_drawn_before)
+    model = prepared.network.model._replace(init=None)
     parts = Parts(model, (FEDAVG,), optimizers.sgd, spec)
     # Of arrays that every device has, that of the first: the same program on however
     # many devices, so that it has the bits of one.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tsfl_jax import components, data, trees
+from tsfl_jax import components, data
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.program_spec import Estimates, ProgramSpec
@@ -20,6 +20,7 @@ from tsfl_jax.prepare.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.run.identity import values_of
 from tsfl_jax.run.initial_estimates import when as _when_estimated
+from tsfl_jax.types import parts_of
 from tsfl_jax.uplink.chain import Chain
 
 # Digests of arrays that all runs of a program share.
@@ -77,7 +78,7 @@ def spec_of(prepared: Prepared) -> ProgramSpec:
         choice=config.cohort.choice,
         regret=config.measure_regret,
         train_all=config.train_all,
-        frozen=trees.parts_of(config.model.frozen),
+        frozen=parts_of(config.model.frozen),
         snapshots=times.snapshots,
         waves=waves,
     )
@@ -174,11 +175,13 @@ def causes_of(
       The settings that differ between the groups and are constant within each, as
       "batch_size=8, 16".
     """
+    if len(groups) < 2:
+        return []
     values = [[values_of(prepared_runs[i]) for i in group] for group in groups]
     causes = []
-    for name in values[0][0] if len(groups) > 1 else ():
+    for name in values[0][0]:
         texts = [{str(run.get(name)) for run in group} for group in values]
         different = dict.fromkeys(text for group in texts for text in group)
         if len(different) > 1 and all(len(group) == 1 for group in texts):
             causes.append(f"{name}={', '.join(different)}")
-    return causes or ["what their seeds draw"] * (len(groups) > 1)
+    return causes or ["what their seeds draw"]

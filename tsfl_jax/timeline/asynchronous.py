@@ -151,8 +151,8 @@ def _run_arrivals(
     ended: Callable[[Ticks, Task | None], Ended],
 ) -> list[Task]:
     """Run clients one after another's arrival; all tasks that began."""
-    # `ended` is told what arrives, or None at a time that it asked for, after all that
-    # arrives at that moment, and may add an update.
+    # `ended` gets each task that arrives, or None at a time that it asked for, after
+    # all arrivals at that time; it may add an update.
     everyone = cohorts.everyone
     following = _the_same(everyone) if everyone else _drawn(cohorts)
     clients = cohorts.fleet
@@ -210,7 +210,7 @@ def _drawn(cohorts: Cohorts) -> _Following:
     line: collections.deque[tuple[int, int]] = collections.deque()
 
     def draw(now: Ticks, busy: set[int]) -> None:
-        away = np.array(sorted(busy), np.int64) if alone else cohort.NOBODY
+        away = np.array(sorted(busy), np.int64) if alone else cohort.NO_CLIENTS
         for number in itertools.islice(numbers, 1 if alone else _AT_ONCE):
             ids = cohort.draw_cohort(cohorts, number, now, size=1, busy=away)
             line.extend((i, number) for i in ids.tolist())
@@ -226,7 +226,7 @@ def _drawn(cohorts: Cohorts) -> _Following:
                 break
             if not line:
                 draw(now, at_work)
-            if not line and alone:  # nobody who could be asked
+            if not line and alone:  # there is no client to ask
                 break
             i, number = line.popleft() if line else (-1, 0)
             if i < 0 or i in at_work:

@@ -27,7 +27,7 @@ from tsfl_jax.types import UserError, user_code
 
 Ids = Int[np.ndarray, " K"]
 _NEVER = np.iinfo(np.int64).max  # ticks
-NOBODY = np.zeros(0, np.int64)
+NO_CLIENTS = np.zeros(0, np.int64)
 
 
 class Draw(NamedTuple):
@@ -222,10 +222,10 @@ class CohortConfig:
 class Online(NamedTuple):
     """Windows of those clients that are not always online, in ticks, int64."""
 
-    listed: Ids = NOBODY  # sorted, each once
-    client: Int[np.ndarray, " W"] = NOBODY  # whose window it is
-    start: Int[np.ndarray, " W"] = NOBODY
-    end: Int[np.ndarray, " W"] = NOBODY  # `_NEVER` where it has none
+    listed: Ids = NO_CLIENTS  # sorted, each once
+    client: Int[np.ndarray, " W"] = NO_CLIENTS  # whose window it is
+    start: Int[np.ndarray, " W"] = NO_CLIENTS
+    end: Int[np.ndarray, " W"] = NO_CLIENTS  # `_NEVER` where it has none
 
 
 class Cohorts(NamedTuple):
@@ -242,7 +242,7 @@ class Cohorts(NamedTuple):
     online: Online = Online()
     members: Sequence[Ids | None] = (None,)  # sorted ids of each tier; None: all
     # Of a tier: samples of its first 1, 2, … together.
-    edges: Callable[[int], Ids] = lambda tier: NOBODY
+    edges: Callable[[int], Ids] = lambda tier: NO_CLIENTS
 
     @property
     def everyone(self) -> ExactFleet | None:
@@ -361,7 +361,7 @@ def draw_of(
     *,
     size: int = 0,
     tier: int = 0,
-    busy: Ids = NOBODY,
+    busy: Ids = NO_CLIENTS,
 ) -> Draw:
     """What the sampler may know of a draw; arguments as of `draw_cohort`."""
     members = cohorts.members[tier]

@@ -204,7 +204,7 @@ def _parse(text: str, flag: str, whole: bool = True) -> tuple[str, list[float]]:
 
 
 def check_groups(setting: str, groups: int, num_clients: int) -> None:
-    """Refuse more groups than clients, of which some would be nobody's."""
+    """Refuse more groups than clients: some would be empty."""
     if groups > num_clients:
         raise UserError(
             f"--config.{setting} has {groups} entries for "

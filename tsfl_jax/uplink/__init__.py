@@ -3,7 +3,7 @@
 from typing import Any
 
 from tsfl_jax.components import Part, component, section_of, setting
-from tsfl_jax.types import UserError, nearest
+from tsfl_jax.types import UserError, nearest, parts_of
 from tsfl_jax.uplink import local_layers
 from tsfl_jax.uplink.link import Uplink
 
@@ -30,7 +30,7 @@ class UplinkConfig:
     def check(self, config: Any, rule: Any) -> None:
         """Refuse an unknown link."""
         del config, rule
-        for name in names_of(self.chain):
+        for name in parts_of(self.chain):
             if name not in PARTS:
                 raise UserError(
                     f"--config.uplink.chain={self.chain}: unknown link {name}"
@@ -38,14 +38,9 @@ class UplinkConfig:
                 )
 
 
-def names_of(text: str) -> tuple[str, ...]:
-    """The names in a setting, comma-separated."""
-    return tuple(name for name in map(str.strip, text.split(",")) if name)
-
-
 def part_of(text: str) -> Part:
     """What the links of `uplink.chain` read, together."""
-    parts = [PARTS[name] for name in names_of(text) if name in PARTS]
+    parts = [PARTS[name] for name in parts_of(text) if name in PARTS]
     return Part(sections=tuple(kind for part in parts for kind in part.sections))
 
 
@@ -59,5 +54,5 @@ def chain_of(sections: Any) -> tuple[Uplink, ...]:
         for link in UPLINKS.values()
         if link.applies and link.applies(getattr(sections, section_of(link.section)))
     ]
-    named = (name for name in names_of(sections.uplink.chain) if name in PARTS)
+    named = (name for name in parts_of(sections.uplink.chain) if name in PARTS)
     return (*chosen, *(UPLINKS[name] for name in named))  # `check` refuses others

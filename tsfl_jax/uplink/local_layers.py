@@ -27,7 +27,7 @@ from jaxtyping import Bool, Int
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
-from tsfl_jax.types import Array, Params, UserError
+from tsfl_jax.types import Array, Params, UserError, parts_of
 from tsfl_jax.uplink.link import LinkInfo, Traffic, Uplink
 
 Leaves = Mapping[str, Array]  # the layers by path, {"params/Dense_1/kernel": array}
@@ -64,7 +64,7 @@ class LocalLayers:
 
 def _layers(variables: Params, settings: Any) -> Leaves:
     """The layers of a client in its variables."""
-    parts = trees.parts_of(settings.local)
+    parts = parts_of(settings.local)
     leaves = ((trees.path_of(p), w) for p, w in jax.tree.leaves_with_path(variables))
     return {path: leaf for path, leaf in leaves if any(part in path for part in parts)}
 
@@ -130,8 +130,8 @@ def periodic_start(
     variables: Params, layers: Leaves, interval: Int[Array, ""], settings: Any
 ) -> Params:
     """What a client starts from, with the global layers after their upload."""
-    is_new, new = is_downloaded(interval, settings.local_period), variables
-    new = _layers(new, settings)
+    is_new = is_downloaded(interval, settings.local_period)
+    new = _layers(variables, settings)
     layers = {p: jnp.where(is_new, new[p], leaf) for p, leaf in layers.items()}
     return _replaced(variables, layers)
 
@@ -153,10 +153,8 @@ def bits(traffic: Traffic, params: Params, settings: LocalLayers) -> Traffic:
     interval, period = np.arange(len(traffic.upload)), settings.local_period
     download = upload = np.zeros(len(interval), bool)
     if period:
-        download, upload = (
-            is_downloaded(interval, period),
-            is_uploaded(interval, period),
-        )
+        download = is_downloaded(interval, period)
+        upload = is_uploaded(interval, period)
     return Traffic(
         np.where(download, 1.0, left) * traffic.download,
         np.where(upload, 1.0, left) * traffic.upload,

@@ -461,4 +461,7 @@ def test_a_link_of_the_uplink_is_one_file_and_one_line(tmp_path):
         "--config.held_back.part=0.25: would be ignored with --config.uplink.chain=; "
         "it belongs to held_back"
     )
-    assert "unknown link held_bak; did you mean 'held_back'?" in unknown
+    assert unknown == (
+        "--config.uplink.chain=held_bak: unknown name; did you mean 'held_back'? (one "
+        "of: held_back)"
+    )

@@ -168,7 +168,7 @@ def check_name(flag: str, value: Any, names: Collection[str]) -> None:
     if value not in names:
         raise UserError(
             f"{flag}={value}: unknown name{nearest(value, names)} "
-            f"(one of: {', '.join(names)})"
+            f"(one of: {', '.join(names) or 'there is none'})"
         )
 
 

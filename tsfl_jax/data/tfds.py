@@ -118,7 +118,8 @@ def _decode(name: str, root: pathlib.Path) -> list[Split]:
 
     if not tfds.builder(name, data_dir=root).is_prepared():
         _prepare(name, root)
-    builder = tfds.builder(name, data_dir=root)  # with the file format of what is there
+    # Made again: with the file format of what is there. Its features have no types.
+    builder: Any = tfds.builder(name, data_dir=root)
     splits = []
     for split in _SPLITS:
         source = builder.as_data_source(split=split)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tsfl_jax.components import Part, component, section_of, setting
-from tsfl_jax.types import UserError, nearest, parts_of
+from tsfl_jax.components import Part, check_name, component, section_of, setting
+from tsfl_jax.types import parts_of
 from tsfl_jax.uplink import local_layers
 from tsfl_jax.uplink.link import Uplink
 
@@ -31,11 +31,7 @@ class UplinkConfig:
         """Refuse an unknown link."""
         del config, rule
         for name in parts_of(self.chain):
-            if name not in PARTS:
-                raise UserError(
-                    f"--config.uplink.chain={self.chain}: unknown link {name}"
-                    f"{nearest(name, PARTS)} (one of: {', '.join(PARTS)})"
-                )
+            check_name("--config.uplink.chain", name, PARTS)
 
 
 def part_of(text: str) -> Part:

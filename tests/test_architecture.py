@@ -17,7 +17,7 @@ ROOT = "types rng trees components sections stopping host_memory interrupts comm
 FOLDERS = "timeline data models theory rules uplink"
 # Assembled from the tables of the folders above.
 BORDER = "config validate config_files settings_page"
-LATER = "engine report prepare run studies"
+LATER = "engine report prepare run"
 ORDER = f"{ROOT} {FOLDERS} {BORDER} {LATER} flower cli __main__".split()
 ENTRY_POINTS = {"__init__"}  # the public API
 MOST_LINES, TALLEST = 500, 60

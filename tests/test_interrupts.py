@@ -23,7 +23,7 @@ COMMANDS = {
         *TRAIN,
     ],
     "-m tsfl_jax": ["-m", "tsfl_jax", "run", *TRAIN],
-    "-m tsfl_jax compare": ["-m", "tsfl_jax", "compare", "frameworks:digits"],
+    "-m studies.compare": ["-m", "studies.compare", "frameworks:digits"],
     "-m studies": ["-m", "studies.bounds"],
 }
 
@@ -142,12 +142,12 @@ def test_a_command_whose_ctrl_c_a_library_dropped_ends_as_stopped(
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(SystemExit) as ended:
-            command.run("tsfl compare", main, [])
+            command.run("tsfl run", main, [])
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.value.code == 130
     assert capsys.readouterr().err.splitlines() == [
-        "tsfl compare: stopped; the same command reuses what is finished"
+        "tsfl run: stopped; the same command reuses what is finished"
     ]
 
 

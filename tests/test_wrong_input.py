@@ -197,12 +197,12 @@ def tsfl(command, arguments, monkeypatch):
 
 
 SMALL = ["--config.num_clients=2", "--config.schedule.data_size=16"]
-AFL = f"{ROOT}/configs/frameworks/afl.py"
 # Command, its arguments, words that the answer must hold. Files are those of `FILES`.
 COMMANDS = [
     ("run", "--config=configs/smok.py", "no such file; did you mean 'smoke'"),
     ("run", f"--config={ROOT}/configs/papers.py:mnist_case4", "mean 'mnist_case"),
     ("run", "--config=raises.py", "ZeroDivisionError"),
+    ("run", "--config=broken.py", "broken.py: cannot be read (SyntaxError"),
     ("run", "--config=three.py", "get_config() must return a Config"),
     ("run", "--config.momentun=0.9", "did you mean 'momentum'"),
     ("run", "--config.fraction=0.1", "--config.timeline.fraction"),
@@ -233,18 +233,6 @@ COMMANDS = [
     ("run", "--process=1", "say how many processes there are"),
     ("run", "--processes=2 --process=2", "--process=2: expected 0 to 1"),
     ("run", "--processes=2 --coordinator=a:99999", "a port from 1 to 65535"),
-    ("compare", "gone.py", "gone.py: no such file"),
-    ("compare", "broken.py", "broken.py: cannot be read (SyntaxError"),
-    ("compare", f"{ROOT}/configs/smoke.py", "choose a framework"),
-    ("compare", f"{AFL} --seeds 0", "--seeds: 0: must be at least 1"),
-    ("compare", f"{AFL} --target nan", "--target: nan: must be in (0, 1)"),
-    ("compare", f"{AFL} --set lr=-1", "--config.lr=-1.0"),
-    ("reproduce", "tabel1", "invalid choice: 'tabel1'"),
-    ("reproduce", "table1 --set lrr=1", "--set=lrr=1: there is no such setting"),
-    ("reproduce", "table1 --data_dir /nope", "--data_dir: /nope: no such folder"),
-    ("reproduce", "table1 --data_dir .", "nothing could be run"),
-    ("reproduce", "table1 --case 3", "no cell of this --data and --case; see table2"),
-    ("reproduce", "table1 --out /dev/null/x", "choose another --out"),
     ("tensorboard", "gone", "no run among the folders"),
     ("settings", "dsm", "dsm: there is no such group or setting; did you"),
     ("configs", "x", "unrecognized arguments: x"),

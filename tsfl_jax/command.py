@@ -1,14 +1,9 @@
 """How a command ends: with one line and an exit code; no traceback for wrong input."""
 
 import argparse
-import os
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from typing import NoReturn
-
-import jax
 
 from tsfl_jax import interrupts
 from tsfl_jax.types import UserError, one_line
@@ -74,16 +69,9 @@ def run(program: str, main: Callable[[list[str]], None], texts: list[str]) -> No
     except Exception as error:
         message, code = f"not enough memory ({one_line(error)}); {LESS_MEMORY}", 2
         if not out_of_memory(error):
-            if not jax.distributed.is_initialized():
-                raise
-            traceback.print_exc()
-            message = "if another process was lost, the same commands with the same "
-            message, code = f"{one_line(error)}; {message}--workdir resume", 1
+            raise
     line = "\n" if sys.stderr.isatty() else ""  # below a progress line
     print(f"{line}{program}: {message}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    if jax.distributed.is_initialized():  # at its end Python would wait for the others
-        time.sleep(jax.process_index() == 0)  # JAX ends them when process 0 does
-        os._exit(code)
     exec("")  # or Ctrl-C in an earlier exec makes python -m end by the signal
     sys.exit(code)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import IO, Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -161,8 +160,6 @@ def make(
     mesh = start_jax(config)  # before anything else uses JAX
     if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
         raise UserError(f"runs_per_call={runs_per_call!r}: expected an integer >= 0")
-    if jax.process_count() > 1:
-        raise UserError("a sweep runs in one process; give every process a --shard")
     host_memory.require(
         f"sweep {', '.join(names)}",
         sum(map(drawn_bytes, configs)),

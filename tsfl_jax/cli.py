@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import jax
 
-from tsfl_jax import command, config_files, interrupts
+from tsfl_jax import command, config_files
 from tsfl_jax.config import SETTINGS, Config, flat, replace, value
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import backend, prepare
@@ -178,7 +178,7 @@ def _headline(exp: runner.Experiment) -> str:
 
 def _interrupts() -> Callable[[], bool]:
     """Make the first Ctrl-C or SIGTERM end the run after its call, the second now."""
-    interrupts.check()
+    command.check_stopped()
     signals: list[int] = []
 
     def handler(number: int, frame: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 
-ROOT = "types rng trees components sections stopping host_memory interrupts command"
+ROOT = "types rng trees components sections host_memory command"
 FOLDERS = "timeline data models theory rules uplink"
 # Assembled from the tables of the folders above.
 BORDER = "config validate config_files settings_page"

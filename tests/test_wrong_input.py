@@ -7,6 +7,7 @@ of settings, arguments of Python functions, and command lines (exit code 2).
 import itertools
 import math
 import pathlib
+import signal
 import sys
 import time
 
@@ -16,7 +17,7 @@ import optax
 import pytest
 
 import tsfl_jax
-from tsfl_jax import __main__, config, host_memory, interrupts
+from tsfl_jax import __main__, config, host_memory
 from tsfl_jax.prepare import prepare
 from tsfl_jax.report import files
 from tsfl_jax.run import runner
@@ -190,7 +191,7 @@ def test_wrong_calls(call, words):
 def tsfl(command, arguments, monkeypatch):
     """Runs ``tsfl COMMAND``; returns its exit code."""
     monkeypatch.setattr(sys, "argv", ["tsfl", command, *arguments])
-    monkeypatch.setattr(interrupts, "release", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(SystemExit) as stopped:
         __main__.main()
     return stopped.value.code

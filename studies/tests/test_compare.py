@@ -192,6 +192,15 @@ def test_a_setting_is_set_where_a_framework_reads_it():
         )
 
 
+def test_experiments_are_found_by_name_and_by_folder():
+    assert len(FILES) == 12
+    for folder in ("frameworks", "configs/frameworks/"):
+        assert compare.paths([folder]) == FILES
+    digits = compare.paths(["frameworks:digits"])
+    assert {config_files.load(path).data.name for path in digits} == {"digits"}
+    assert compare.paths(["afl", "sfl:digits"])[1].name == "sfl.py:digits"
+
+
 @pytest.mark.slow
 def test_a_small_comparison_from_end_to_end(tmp_path, capsys):
     changes = [f"--set={name}={value}" for name, value in SMALL.items()]

@@ -8,7 +8,7 @@ section.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -67,15 +67,6 @@ class SeedsConfig:
     batches: int = setting(
         -1, "of all draws in training; -1: seed", low=-1, high=2**32 - 1
     )
-
-
-class Seeds(NamedTuple):
-    """The seed of each source of randomness, see `SeedsConfig`."""
-
-    model: int
-    split: int
-    fleet: int
-    batches: int
 
 
 @component("stop")

@@ -18,10 +18,10 @@ from jaxtyping import Float, Int, Shaped
 from numpy.random import Generator
 
 from tsfl_jax import host_memory
+from tsfl_jax import rng as streams
 from tsfl_jax.components import Part, component, setting
 from tsfl_jax.data import class_counts, whole_splits
 from tsfl_jax.data.inputs import require
-from tsfl_jax.timeline import copula
 from tsfl_jax.types import Partition
 
 Labels = Shaped[np.ndarray, "M"]  # classes of the training samples
@@ -29,7 +29,6 @@ Sizes = Int[np.ndarray, "N"]  # samples of each client
 Stock = Int[np.ndarray, "C"]  # samples of each class
 Shares = Float[np.ndarray, "N C"]  # of the classes; rows sum to 1
 Counts = Int[np.ndarray, "N C"]  # samples of each class
-Scores = Float[np.ndarray, "N"]  # of the clients, see `timeline.copula`
 Rows = Int[np.ndarray, "_"]  # indices of samples
 
 
@@ -67,11 +66,7 @@ class PartitionConfig:
 
 
 def make_partition(
-    labels: Labels,
-    capacity: Sizes,
-    settings: PartitionConfig,
-    rng: Generator,
-    rarity: Scores | None = None,
+    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
 
@@ -92,7 +87,6 @@ def make_partition(
       settings: the kind, α of dirichlet, k of shards, and whether clients may share
         samples if there are too few.
       rng: random number generator.
-      rarity: scores by which clients get shares of classes, see `timeline.copula`.
 
     Returns:
       A `Partition`. Rows are in random order, so that the beginning of a row is an
@@ -103,7 +97,7 @@ def make_partition(
     """
     capacity = capacity.astype(np.int64)
     if settings.iid_share > 0:
-        return _partly_iid(labels, capacity, settings, rng, rarity)
+        return _partly_iid(labels, capacity, settings, rng)
     total = int(capacity.sum())
     _check_stock(len(labels), capacity, total, settings.replacement)
     _check_memory(capacity, len(np.unique(labels)), settings.kind)
@@ -111,16 +105,12 @@ def make_partition(
         class_index, counts = [rng.permutation(len(labels))], capacity[:, None]
         notes = ()
     else:
-        class_index, counts, notes = _by_class(labels, capacity, settings, rng, rarity)
+        class_index, counts, notes = _by_class(labels, capacity, settings, rng)
     return _partition(counts, class_index, notes + _shared(total, len(labels)), rng)
 
 
 def _partly_iid(
-    labels: Labels,
-    capacity: Sizes,
-    settings: PartitionConfig,
-    rng: Generator,
-    rarity: Scores | None,
+    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
 ) -> Partition:
     """A share of every client's samples drawn IID, the rest by kind.
 
@@ -142,7 +132,6 @@ def _partly_iid(
         capacity - iid_size,
         dataclasses.replace(settings, iid_share=0.0),
         rng,
-        rarity,
     )
     start = np.zeros(N, np.int64) if common else np.cumsum(iid_size) - iid_size
     indices = np.empty((N, most), np.int32)
@@ -184,11 +173,7 @@ def _none_twice(row: Rows, taken: Rows, labels: Labels, rng: Generator) -> Rows:
 
 
 def _by_class(
-    labels: Labels,
-    capacity: Sizes,
-    settings: PartitionConfig,
-    rng: Generator,
-    rarity: Scores | None,
+    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
 ) -> tuple[list[Rows], Counts, tuple[str, ...]]:
     """The samples of each class in random order, the counts, and notes."""
     kind = settings.kind
@@ -198,8 +183,6 @@ def _by_class(
     class_index = [rng.permutation(samples) for samples in members]
     stock = np.array([len(rows) for rows in class_index])
     shares = PARTITIONS[kind].make(settings, capacity, stock, rng)
-    if rarity is not None:
-        shares = shares[copula.order(copula.rarity(shares, stock), rarity)]
     real = shares * capacity[:, None]
     requested = fitted = class_counts.round_rows(real, capacity)
     if kind == "shards" and not sharing:
@@ -351,3 +334,39 @@ def _partition(
     column = np.arange(capacity.max()) % capacity[:, None]
     indices = sample[mixed][start[:, None] + column].astype(np.int32)
     return Partition(indices, capacity.astype(np.int32), notes)
+
+
+def views(
+    ids: Int[np.ndarray, "U"], size: Int[np.ndarray, "U"], samples: int, seed: int
+) -> Int[np.ndarray, "U D"]:
+    """The samples of some clients, as rows of `types.Partition`.
+
+    The table has all samples in random order, so that pieces are IID. A client's piece
+    starts at a place that depends on (seed, id) alone, uniform over the table; after
+    the table's last place comes its first. Clients share samples.
+
+    Args:
+      ids: ≥ 0, in any order, also repeated.
+      size: samples that each holds, in [1, M].
+      samples: M ≥ 1.
+      seed: in [0, 2**32).
+
+    Returns:
+      int32 indices of samples: all that a client holds, and from its first one again
+      up to D, the most that one of these holds.
+
+    Raises:
+      UserError: the rows do not fit into memory.
+    """
+    width = int(size.max(initial=1))
+    host_memory.require(
+        f"{len(ids):,} clients of up to {width:,} samples",
+        12 * len(ids) * width,
+        "the index table",
+    )
+    order = streams.generator(seed, "table order").permutation(samples).astype(np.int32)
+    # The upper 32 bits times M: within M/2³² of uniform.
+    bits = streams.hashed(seed, "views", ids) >> np.uint64(32)
+    start = (bits * np.uint64(samples) >> np.uint64(32)).astype(np.int64)
+    place = np.arange(width) % size.astype(np.int64)[:, None] + start[:, None]
+    return order[place % samples]

@@ -85,9 +85,7 @@ def _rotated(x: Shaped[np.ndarray, "n H W C"], degrees: float) -> np.ndarray:
     return ndimage.rotate(x.astype(np.float32), degrees, axes, reshape=False, order=1)
 
 
-def _stored(
-    x: Shaped[np.ndarray, "n ..."], dtype: np.dtype
-) -> Shaped[np.ndarray, "n ..."]:
+def _stored(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.clip(np.rint(x), 0, 255).astype(np.uint8) if dtype == np.uint8 else x
 
 
@@ -106,13 +104,11 @@ def _check(dataset: Dataset, partition: Partition, settings: Any) -> None:
         and (has_classes or not settings.label_noise),
         f"--config.partition.noise, rotation, label_noise: {dataset.name} has samples "
         f"{x.dtype}{list(x.shape[1:])} and {dataset.num_classes} classes; noise needs "
-        "other samples than tokens, rotation images [H, W, C] (of [H, W], "
-        "make_dataset(..., add_channel=True) makes them), label_noise class numbers",
+        "no tokens, rotation images [H, W, C], label_noise class numbers",
     )
     rows = np.concatenate(_rows(partition))
     require(
         not settings.online and len(np.unique(rows)) == len(rows),
-        "--config.partition.noise, rotation, label_noise: each sample is changed for "
-        "the client that holds it, but several clients hold the same; leave out "
-        "partition.replacement, common and online",
+        "--config.partition.noise, rotation, label_noise: several clients hold the "
+        "same samples; leave out partition.replacement, common and online",
     )

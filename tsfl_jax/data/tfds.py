@@ -10,14 +10,11 @@ again.
 
 import contextlib
 import hashlib
-import importlib.util
 import logging
 import os
 import pathlib
-import shutil
 import sys
 import tempfile
-import urllib.parse
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -142,53 +139,35 @@ def _write_cache(folder: pathlib.Path, name: str, split: str, arrays: Split) -> 
         path = pathlib.Path(part) / "arrays.npz"
         origin = np.array(_digest(folder, name, split))
         np.savez(path, image=image, label=label, origin=origin)
-        # Who may read the data may read its cache.
-        shutil.copymode(folder / "dataset_info.json", path)
         os.replace(path, _cache(folder, split))
 
 
 def _prepare(name: str, root: pathlib.Path) -> None:
-    """Download a data set and write it as array_record files, or leave nothing."""
+    """Download a data set and write it as array_record files."""
     import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
 
-    # Looked for here and not after the download.
-    is_installed = importlib.util.find_spec("tensorflow")
-    check(is_installed, "the package tensorflow is not installed")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-
-    def make_builder() -> Any:
-        return tfds.builder(name, data_dir=root, file_format="array_record")
-
-    _check_connection(next(iter(make_builder().url_infos)))
-    created = [p for p in (root / name, root, *root.parents) if not p.exists()]
+    builder = tfds.builder(name, data_dir=root, file_format="array_record")
+    _check_connection(next(iter(builder.url_infos)))
     root.mkdir(parents=True, exist_ok=True)
-    lock = root / f"{name}.lock"
-    try:
-        with filelock.FileLock(lock), tempfile.TemporaryDirectory(dir=root) as files:
-            make_builder().download_and_prepare(  # nothing, if another run has done it
-                download_dir=files,
-                download_config=tfds.download.DownloadConfig(try_download_gcs=False),
-            )
-    finally:
-        lock.unlink(missing_ok=True)
-        for folder in created:
-            with contextlib.suppress(OSError):  # it holds something, or is gone
-                folder.rmdir()
+    lock = filelock.FileLock(root / f"{name}.lock")
+    with lock, tempfile.TemporaryDirectory(dir=root) as files:
+        # Made again: it does nothing if another run has prepared it.
+        builder = tfds.builder(name, data_dir=root, file_format="array_record")
+        builder.download_and_prepare(
+            download_dir=files,
+            download_config=tfds.download.DownloadConfig(try_download_gcs=False),
+        )
 
 
 def _check_connection(url: str) -> None:
-    """Raise `OSError` at once: TFDS itself retries for minutes before it gives up."""
+    """Raise an error at once: TFDS itself retries for minutes before it gives up."""
     import requests  # a dependency of TFDS; honors proxy settings as TFDS does
 
-    host = urllib.parse.urlparse(url).netloc
-    try:
-        with requests.get(url, stream=True, timeout=_TIMEOUT) as response:
-            response.raise_for_status()
-    except requests.RequestException as error:
-        raise ConnectionError(f"no connection to {host}: {error}") from error
+    with requests.get(url, stream=True, timeout=_TIMEOUT) as response:
+        response.raise_for_status()
 
 
 @contextlib.contextmanager

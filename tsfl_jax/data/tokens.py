@@ -48,7 +48,10 @@ def vocabulary(texts: Iterable[str], unit: str, most: int) -> dict[str, int]:
 
 
 def rows(
-    texts: Sequence[str], vocabulary: dict[str, int], unit: str, length: int
+    texts: Sequence[str] | np.ndarray,
+    vocabulary: dict[str, int],
+    unit: str,
+    length: int,
 ) -> Int[np.ndarray, "M S"]:
     """One row per text, its last `length` tokens, with padding before them."""
     table = np.full((len(texts), length), PADDING, np.int32)
@@ -59,7 +62,10 @@ def rows(
 
 
 def sequences(
-    texts: Sequence[str], vocabulary: dict[str, int], unit: str, length: int
+    texts: Sequence[str] | np.ndarray,
+    vocabulary: dict[str, int],
+    unit: str,
+    length: int,
 ) -> tuple[Int[np.ndarray, "M S1"], Int[np.ndarray, "M"]]:
     """Rows of S + 1 tokens, of which each but the first is predicted from those before.
 

@@ -290,7 +290,7 @@ def prepare_validated(
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
     fixed = _fixed_samples(config, custom, loaded)
-    workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
+    workload = draw_workload(config, fixed.num_samples, custom.sampler)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     network, start = _network_of(config, custom, loaded, traced)
@@ -353,8 +353,7 @@ def _fixed_samples(
         dataset,
         config.num_clients,
         config.data.validation,
-        config.timeline.copula,
-        seeds_of(config),
+        seeds_of(config).split,
     )
 
 

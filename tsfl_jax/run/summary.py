@@ -14,7 +14,6 @@ from tsfl_jax.prepare.prepare import Prepared
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs
 from tsfl_jax.run.identity import bytes_moved
-from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Array, Params, Schedule
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
@@ -41,11 +40,9 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
 
     And "tau", "virtual_time" and, where clients are in slots, the "client" of each.
     """
-    work, cohort = work_of(prepared, history), None
-    if prepared.config.evaluation.over == "cohort":
-        cohort = np.where(deliveries.claimed(work) > 0, work.client, -1)
+    work = work_of(prepared, history)
     fields = history.named(tuple(prepared.custom.metrics))
-    fields = client_test.named(_tested(prepared), fields, cohort) | {
+    fields = client_test.named(_tested(prepared), fields) | {
         "tau": work.tau,
         "virtual_time": prepared.workload.seconds[: len(history.rho)],
     }

@@ -84,7 +84,7 @@ def draw_whole(
     Raises: as `limits`.
     """
     # Rows are drawn one after another, so more rows extend fewer.
-    drawn = _draw([_parse(t, flag) for t in texts], group, (num_intervals,), rng, True)
+    drawn = _draw(texts, group, (num_intervals,), rng, True, flag)
     return np.clip(np.floor(drawn), least, INT32_MAX).astype(np.int64)
 
 
@@ -105,7 +105,7 @@ def draw_real(
 
     Raises: as `limits`.
     """
-    return _draw([_parse(t, flag, whole=False) for t in texts], group, (), rng, False)
+    return _draw(texts, group, (), rng, False, flag)
 
 
 def quantiles(
@@ -153,16 +153,17 @@ def quantiles(
 
 
 def _draw(
-    parsed: Sequence[tuple[str, list[float]]],
+    texts: Sequence[str],
     group: Int[np.ndarray, " N"],
     rows: tuple[int, ...],
     rng: np.random.Generator,
     whole: bool,
+    flag: str,
 ) -> np.ndarray:
     """Numbers ``[*rows, N]`` float64; of whole numbers each is exact."""
     out = np.empty((*rows, len(group)))
-    streams = rng.spawn(len(parsed))
-    for g, ((name, numbers), stream) in enumerate(zip(parsed, streams, strict=True)):
+    for g, stream in enumerate(rng.spawn(len(texts))):
+        name, numbers = _parse(texts[g], flag, whole)
         (members,) = np.nonzero(group == g)
         shape = (*rows, len(members))
         first, last = numbers[0], numbers[-1]

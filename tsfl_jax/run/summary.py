@@ -1,12 +1,13 @@
 """What a run's files and a sweep's rows say of a history: results, notes, rows."""
 
 import pathlib
+import shlex
 from typing import Any
 
 import jax
 import numpy as np
 
-from tsfl_jax import trees
+from tsfl_jax import command, trees
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.network import delivers
@@ -81,6 +82,7 @@ def where_run() -> dict[str, Any]:
         "backend": jax.default_backend(),
         "processor": report.processor(),
         "versions": report.versions(),
+        "command": shlex.join(command.started),
     }
 
 

@@ -123,24 +123,6 @@ def test_experiments_are_known_by_name(tmp_path):
     assert config_files.descriptions()["smoke"].startswith("A few seconds")
 
 
-def test_several_experiments_are_found_by_name_and_by_folder(tmp_path):
-    frames = sorted((config_files.FOLDER / "frameworks").glob("*.py"))
-    assert len(frames) == 12
-    for folder in ("frameworks", "configs/frameworks/"):
-        assert config_files.paths([folder]) == frames
-    digits = config_files.paths(["frameworks:digits"])
-    assert [config_files.load(path).data.name for path in digits] == ["digits"] * len(
-        frames
-    )
-    assert [path.stem for path in digits] == [path.stem for path in frames]
-    own = tmp_path / "own.py"
-    own.write_text("")
-    smoke = config_files.FOLDER / "smoke.py"
-    assert config_files.paths([str(own), "smoke"]) == [own, smoke]
-    with pytest.raises(UserError, match=r"^framewroks: no such file"):
-        config_files.paths(["framewroks"])
-
-
 def test_a_pipe_that_closes_early_ends_without_a_traceback():
     command, pipe = [sys.executable, "-m", "tsfl_jax", "settings"], subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=ROOT) as process:
@@ -158,7 +140,7 @@ def test_the_version_and_the_commands_are_shown(capsys, monkeypatch):
     tsfl.main()
     lines = capsys.readouterr().out.splitlines()
     listed = {line.split()[0] for line in lines if line.startswith("  ")}
-    assert listed == {"run", "sweep", "explain", *tsfl._MODULES, "configs", "settings"}
+    assert listed == {"run", "sweep", "explain", "report", "configs", "settings"}
 
 
 def test_settings_are_listed_by_group(capsys):
@@ -185,7 +167,7 @@ def test_the_page_of_settings_is_up_to_date(capsys):
 
 
 @pytest.mark.parametrize(
-    "word", ["run", "sweep", "explain", "configs", "settings", *sorted(tsfl._MODULES)]
+    "word", ["run", "sweep", "explain", "configs", "settings", "report"]
 )
 def test_words_show_their_help(capsys, monkeypatch, word):
     monkeypatch.setattr(sys, "argv", ["tsfl", word, "--help"])

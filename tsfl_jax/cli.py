@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from tsfl_jax import command, config_files, interrupts
+from tsfl_jax import command, config_files
 from tsfl_jax.config import SETTINGS, Config, replace, value
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import backend, prepare
@@ -154,7 +154,7 @@ def _headline(exp: runner.Experiment) -> str:
 
 def _interrupts() -> Callable[[], bool]:
     """Make the first Ctrl-C or SIGTERM end the run after its call, the second now."""
-    interrupts.check()
+    command.check_stopped()
     signals: list[int] = []
 
     def handler(number: int, frame: Any) -> None:

@@ -28,10 +28,9 @@ from tsfl_jax.sections import (
     LR_SCHEDULES,
     ConstantsConfig,
     General,
-    Seeds,
     SeedsConfig,
+    StopConfig,
 )
-from tsfl_jax.stopping import StopConfig
 from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
@@ -201,10 +200,11 @@ def value(text: str, kind: type, argument: str) -> Any:
     raise UserError(f"{argument}: {text!r} is not {expected}")
 
 
-def seeds_of(config: Config) -> Seeds:
+def seeds_of(config: Config) -> SeedsConfig:
     """The seed of each source of randomness: `seed`, where it has none of its own."""
     seeds = vars(config.seeds).items()
-    return Seeds(**{name: config.seed if seed < 0 else seed for name, seed in seeds})
+    seeds = {name: config.seed if seed < 0 else seed for name, seed in seeds}
+    return SeedsConfig(**seeds)
 
 
 def replace(config: Config, values: dict[str, Any]) -> Config:

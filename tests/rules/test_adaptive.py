@@ -3,15 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from tests import problems
 from tests.rules.test_rules import received
-from tsfl_jax.config import Config, replace
-from tsfl_jax.prepare.prepare import prepare
-from tsfl_jax.rules import AGGREGATORS, adaptive
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules import dms_rule as adaptive
 from tsfl_jax.rules.base import ClientOutputs
-from tsfl_jax.types import UserError
 
 TAU = [1, 3, 4, 4]
 
@@ -105,19 +102,3 @@ def test_lost_models_give_their_weight_to_the_others():
     np.testing.assert_allclose(found.rho, [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-3)
     found, _ = adapted(target=0.25, scale=1.0, present=[False] * 4)
     np.testing.assert_array_equal(found.rho, np.zeros(4))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dms.decay_time": 3.0}, "decay_time=3.0: would be ignored with --config.dms"),
-        (
-            {"dms_adaptive.adapt": 3.0},
-            "adapt=3.0: would be ignored with --config.algorithm=dms",
-        ),
-        ({"algorithm": "dms_adaptive"}, "validation=0: --config.algorithm=dms_adapt"),
-    ],
-)
-def test_wrong_settings(changes, message):
-    with pytest.raises(UserError, match=message):
-        prepare(replace(Config(), changes))

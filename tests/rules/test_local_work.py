@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests import problems
-from tsfl_jax.rules import local_work
+from tsfl_jax.rules import fednova as local_work
 
 accumulation = jax.jit(local_work.accumulation)
 
@@ -90,11 +89,3 @@ def test_no_client_worked():
     value, slopes = jax.value_and_grad(total, (0, 1))(jnp.zeros(3), 0.9)
     assert value == 0
     assert all(np.isfinite(x).all() for x in slopes)
-
-
-def test_jit_and_vmap_change_nothing():
-    steps = jnp.array([[0, 1, 7], [5, 5, 5], [100, 20, 3]])
-    share = jnp.array([[0.0, 0.5, 0.5], [0.2, 0.3, 0.5], [0.6, 0.2, 0.2]])
-    momentum = jnp.array([0.0, 0.5, 0.9])
-    problems.same_in_lanes(local_work.accumulation, steps, momentum)
-    problems.same_in_lanes(local_work.nova_weights, share, 1.0 * steps)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import tsfl_jax
 from tests import problems
-from tsfl_jax.rules import AGGREGATORS, staleness
-from tsfl_jax.rules.staleness import KINDS as STALENESS
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules import averages as staleness
+from tsfl_jax.rules.averages import KINDS as STALENESS
 
 modest = settings(max_examples=60, deadline=None)
 staleness_factor = jax.jit(staleness.staleness_factor)
@@ -72,9 +73,3 @@ def test_very_late_updates_keep_their_proportions():
     moved, _ = tsfl_jax.aggregate(rule, updates, start, lag=lag, **given)
     expected = 1 / (1 + 2 * (np.e / 2) ** -2)
     np.testing.assert_allclose(moved["w"], [expected], rtol=1e-5)
-
-
-def test_jit_and_vmap_change_nothing():
-    lag = jnp.array([[0, 1, 7], [5, 5, 5], [100, 20, 3]])
-    kind, a = jnp.array([1, 2, 3]), jnp.array([0.0, 0.5, 0.9])
-    problems.same_in_lanes(staleness.staleness_factor, lag, kind, a, a)

@@ -17,7 +17,7 @@ from tsfl_jax.data import (
 from tsfl_jax.data.client_test import ClientTest, EvaluationConfig
 from tsfl_jax.data.fixed_partition import Lists
 from tsfl_jax.data.partition import PartitionConfig
-from tsfl_jax.sections import Seeds
+from tsfl_jax.sections import SeedsConfig
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import Dataset, Partition, UserError
 
@@ -50,7 +50,7 @@ def fix_samples(
     num_clients: int,
     num_validation: int,
     copula_text: str,
-    seeds: Seeds,
+    seeds: SeedsConfig,
 ) -> FixedSamples:
     """Hold samples out, and make the splits that do not depend on the workload.
 

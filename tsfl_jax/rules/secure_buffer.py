@@ -19,8 +19,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules import base
-from tsfl_jax.rules.averages import Server, server_step
-from tsfl_jax.rules.staleness import Staleness, of_lag
+from tsfl_jax.rules.averages import Server, Staleness, of_lag, server_step
 from tsfl_jax.types import HParams, Params, PRNGKey
 
 PRIME = 2**32 - 5

@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 
-from tsfl_jax import interrupts, stopping
+from tsfl_jax import command
 from tsfl_jax.config import Config, flat
 from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.prepare import Prepared, accepted, prepare_validated
@@ -102,7 +102,7 @@ def run(
     exp: Experiment,
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
-    stop: Callable[[], bool] = interrupts.was_asked,
+    stop: Callable[[], bool] = command.was_stopped,
     writers: Sequence[reporting.Choice] = (),
 ) -> Result:
     """Run or resume an experiment.
@@ -223,7 +223,7 @@ def _is_reached(exp: Experiment, progress: Progress) -> bool:
     """Whether the run ends here by its settings."""
     history = progress.of_run()
     scores = np.asarray(history.test_accuracy), np.asarray(history.test_loss)
-    return stopping.reached(exp.prepared.config.stop, *scores)
+    return exp.prepared.config.stop.is_reached(*scores)
 
 
 def _save(exp: Experiment, folder: pathlib.Path, progress: Progress) -> None:

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from tsfl_jax import host_memory, interrupts
+from tsfl_jax import command, host_memory
 from tsfl_jax.config import Config, settings_of
 from tsfl_jax.engine import scan
 from tsfl_jax.prepare.backend import start_jax
@@ -134,7 +134,7 @@ def make(
     workdir: str | pathlib.Path | None = None,
     runs_per_call: int = 0,
     stream: IO[str] | None = None,
-    stop: Callable[[], bool] = interrupts.was_asked,
+    stop: Callable[[], bool] = command.was_stopped,
     watch: Watch = lambda histories: None,
     **custom: Any,
 ) -> Sweep:

@@ -1,4 +1,4 @@
-"""``tsfl compare frameworks``: accuracy of several frameworks in virtual time.
+"""``python -m studies.compare frameworks``: frameworks on one virtual clock.
 
 Each config file is one way to organize the same clients. All run with the same seeds,
 so that they have the same data, speeds and delays: a paired comparison. Configs with
@@ -11,11 +11,13 @@ import math
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from studies import arguments
 from tsfl_jax import config_files, data
 from tsfl_jax.config import READERS, Config, flat, get
 from tsfl_jax.engine import devices
@@ -30,7 +32,6 @@ from tsfl_jax.report.statistics import (
     time_to,
 )
 from tsfl_jax.run import grid, runner
-from tsfl_jax.studies import arguments
 from tsfl_jax.timeline import deliveries, ticks
 from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.types import Dataset, UserError
@@ -264,9 +265,25 @@ def _settings_of(
     }
 
 
+def paths(names: Sequence[str]) -> list[pathlib.Path]:
+    """The files of experiments, by name, path or folder: "frameworks:digits".
+
+    Raises:
+      UserError: one of them is neither a file nor a known name.
+    """
+    files: list[pathlib.Path] = []
+    for name in names:
+        folder, argument = config_files.split(name)
+        folder = folder.rstrip("/").removeprefix("configs/")
+        inside = [n for n in config_files.descriptions() if n.startswith(f"{folder}/")]
+        chosen = [f"{n}:{argument}" if argument else n for n in inside] or [name]
+        files += [pathlib.Path(config_files.find(n)) for n in chosen]
+    return files
+
+
 def main(texts: list[str]) -> None:
     """Run all, write table and figure."""
-    parser = arguments.make_parser("compare", __doc__, 3, "runs/compare")
+    parser = arguments.make_parser("compare", __doc__, 3)
     arguments.add_settings(parser)
     text = "files, names as in tsfl configs, or all of a folder: frameworks, or "
     text += "without a download frameworks:digits"
@@ -274,13 +291,13 @@ def main(texts: list[str]) -> None:
     text = "test accuracy to reach (default: %(default)s)"
     parser.add_argument("--target", type=arguments.SHARE, default=0.9, help=text)
     flags = arguments.parse(parser, texts)
-    paths = config_files.paths(flags.configs)
-    configs = [config_files.load(path) for path in paths]
+    entry_files = paths(flags.configs)
+    configs = [config_files.load(path) for path in entry_files]
     changes = flags.data_dir | flags.set
     frameworks = [get(config, "timeline.framework") for config in configs]
     entries = [
         Entry(path.stem, grid.changed(config, _settings_of(name, changes, frameworks)))
-        for path, config, name in zip(paths, configs, frameworks, strict=True)
+        for path, config, name in zip(entry_files, configs, frameworks, strict=True)
     ]
     out = files.check_workdir(flags.out, "--out")
     devices.start(0)
@@ -293,3 +310,7 @@ def main(texts: list[str]) -> None:
     )
     for path in write_comparison(out, results, flags.target, title):
         print(path)
+
+
+if __name__ == "__main__":
+    arguments.start("compare", main)

@@ -279,7 +279,7 @@ def run(
 @functools.cache
 def _compiled(model, rule, optimizer, spec):
     """One for all tests that run the same program: traced and compiled once a shape."""
-    return jax.jit(scan.make_run(model, (rule,), optimizer, spec))
+    return jax.jit(scan.make_run(program_spec.Parts(model, (rule,), optimizer, spec)))
 
 
 def _estimates(rule, estimates: bool) -> program_spec.Estimates:

@@ -142,8 +142,12 @@ class General:
     checkpoint: bool = setting(
         True, "save from time to time, resume from the workdir", effect=False
     )
-    devices: int = setting(
-        0, "devices that share the clients; 0: all (CPU: cores)", low=0, swept=False
+    devices: int = setting(  # JAX starts 1024 in half a second, 100,000 not in 90 s
+        0,
+        "devices that share the clients; 0: all (CPU: cores)",
+        low=0,
+        high=1024,
+        swept=False,
     )
     mapping: str = setting(
         "auto",

@@ -159,8 +159,7 @@ def _mapping_of(
     how many devices share the clients, which must not follow from the machine.
     """
     mapping, _ = backend.implementation(jax.default_backend(), config.mapping)
-    batches, left = np.divmod(times.size, config.batch_size)
-    notes = network.short_notes() if ((left > 0) & (steps > batches)).any() else ()
+    notes = ()
     if not config.train_all:
         notes += (
             "train_all=False: clients whose weight is 0 are not trained, so that "

@@ -49,9 +49,8 @@ def earlier(
 
 def _reads_intervals(program: Program, arrays: Arrays) -> bool:
     """Whether anything but the schedule of η, such as a rule, reads T."""
-    model, rules, optimizer, spec, hooks, uplinks = program.parts
-    spec = dataclasses.replace(spec, lr_varies=False)
-    run = scan.make_run(model, rules, optimizer, spec, None, hooks, uplinks)
+    spec = dataclasses.replace(program.spec, lr_varies=False)
+    run = scan.make_run(program.parts._replace(spec=spec))
     state, key, hparams, *arguments = lanes.arguments_of_run(arrays, program.chunk)
     jaxpr = jax.make_jaxpr(run)(state, key, hparams, *arguments).jaxpr
     unmarked = jax.tree.map(lambda _: False, (state, key, hparams, *arguments))

@@ -171,15 +171,15 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     if optimizer is optimizers.sgd:
         terms = optimizers.terms_of(any_member.hparams)
         optimizer = functools.partial(optimizers.sgd, terms=terms)
-    model, hooks = any_member.network.model, any_member.hooks
-    links = any_member.uplinks
+    custom = any_member.hooks, any_member.uplinks
+    parts = Parts(any_member.network.model, rules, optimizer, spec, *custom)
     is_cpu = jax.default_backend() == "cpu"
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
-    run = scan.make_run(model, rules, optimizer, spec, devices.AXIS, hooks, links)
+    run = scan.make_run(parts, devices.AXIS)
     side_by_side = spec.mapping == "vmap" and not by_choice
     return Program(
         run=scan.make_lanes_run(run, mesh, side_by_side=side_by_side),
-        parts=Parts(model, rules, optimizer, spec, hooks, links),
+        parts=parts,
         mesh=mesh,
         intervals=len(any_member.steps),
         chunk=min(map(chunk_of, members)),

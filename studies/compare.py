@@ -243,11 +243,11 @@ def write_comparison(
     rows = comparison_rows(results, target)
     paths = files.write_table(folder, "compare", rows, text)
     seconds = f"s to {100 * target:g} %"
-    curves, lines = {}, {}
+    curves = {}
     for result, row in zip(results, rows, strict=True):
         name = f"{row['framework']}, {seconds}: {row[seconds]}"
-        curves[name], lines[name] = in_time(result.curves), {"line": result.label}
-    figure = bands.bands(curves, title, lines, x=bands.SECONDS, target=target)
+        curves[name] = in_time(result.curves)
+    figure = bands.bands(curves, title, x=bands.SECONDS, target=target)
     return paths + style.save_both(figure, folder / "compare")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from studies import arguments
+from studies.verdicts import curves_of
 from tsfl_jax import config_files, data
 from tsfl_jax.config import READERS, Config, flat, get
 from tsfl_jax.engine import devices
@@ -25,7 +26,6 @@ from tsfl_jax.prepare import prepare
 from tsfl_jax.report import bands, files, progress, style
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
-    curves_of,
     in_time,
     spread,
     spread_of_times,

@@ -3,7 +3,6 @@
 Runs that differ only in their seed are one group.
 """
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -39,25 +38,6 @@ def of_sweep(
     groups = grouped(swept, rows).items()
     curves = {label: measured.iloc[:, places] for label, places in groups}
     return bands(curves, title, "test loss" if losses else ACCURACY)
-
-
-def plot_bands(
-    curves: Mapping[str, np.ndarray], path: pathlib.Path, title: str = ""
-) -> list[pathlib.Path]:
-    """Write the figure of accuracies as PNG and PDF; see `bands`.
-
-    Args:
-      curves: label → ``[n, T]``; a label may be the name of a rule or framework.
-      path: without a suffix.
-      title: above the figure.
-    """
-    import pandas
-
-    frames = {
-        name: pandas.DataFrame(values.T, np.arange(1, values.shape[1] + 1))
-        for name, values in curves.items()
-    }
-    return plot_style.save_both(bands(frames, title), path)
 
 
 @plot_style.styled

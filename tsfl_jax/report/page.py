@@ -88,7 +88,7 @@ def _tables_of(
     """The table of groups, and that of single runs, as text."""
     frame = pd.DataFrame([_row_of(run, target) for run in runs])
     names = pd.Series([run.name for run in runs])
-    groups = {name: np.flatnonzero(names == name) for name in names.unique()}
+    groups = {n: np.flatnonzero(names == n).tolist() for n in names.unique()}
     head = f"s to {100 * (target or 0):g} %"
     time = table.Column(head, cell=statistics.spread_of_times)
     columns = table.COLUMNS | {"to_target": time}

@@ -64,7 +64,14 @@ HEAVY = {f"{d}_case{c}" for d in ("cifar10", "svhn", "fashion_mnist") for c in (
 HEAVY |= {"svhn_case2", "cifar10_case2", "fashion_mnist_case2"}
 # The fast suite has every network in test_models, every framework in test_replay.
 HEAVY |= {n for n in FILES if n.startswith("frameworks/")}
-HEAVY |= {"mnist_case1", "mnist_case2", "mnist_select2", "mnist_select4", "papers"}
+HEAVY |= {
+    "mnist_case1",
+    "mnist_case2",
+    "mnist_case3",
+    "mnist_select2",
+    "mnist_select4",
+    "papers",
+}
 HEAVY |= {"digits_case3", "quadratic"}  # in test_launch, test_quadratic
 
 
@@ -145,10 +152,3 @@ def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
     components.check(config.SETTINGS, "timeline.buffer", 5, 5, "num_clients")
     with pytest.raises(UserError, match="≤ 5 = --config.num_clients"):
         components.check(config.SETTINGS, "timeline.buffer", 6, 5, "num_clients")
-
-
-def test_settings_by_flat_name():
-    plain = config.Config()
-    changed = config.replace(plain, {"lr": 0.5, "data.name": "mnist"})
-    assert config.get(changed, "data.name") == "mnist" and changed.lr == 0.5
-    assert plain == config.Config(), "the given one stays"

@@ -247,9 +247,12 @@ def test_wrong_commands(command, line, words, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError("Unable"), RuntimeError("RESOURCE_EXHAUSTED: Unable")]
+    ("command", "error"),
+    [
+        ("run", MemoryError("Unable")),
+        ("tensorboard", RuntimeError("RESOURCE_EXHAUSTED: Unable")),
+    ],
 )
-@pytest.mark.parametrize("command", ["run", "tensorboard"])
 def test_what_was_not_foreseen_to_be_too_much(
     command, error, monkeypatch, capsys, tmp_path
 ):

@@ -249,7 +249,7 @@ def run(
     steps = tau * client.steps_per_iteration(size, batch_size, iteration)
     passes = client.most_passes(tau, size, batch_size, iteration)
     shape = {"batch_size": batch_size, "iteration": iteration, "mapping": mapping}
-    spec = scan.ProgramSpec(
+    spec = program_spec.ProgramSpec(
         **shape,
         passes=passes,
         block=block,
@@ -327,7 +327,7 @@ def replayed(
     rule = AGGREGATORS[algorithm]
     shape = {"batch_size": batch_size, "iteration": iteration, "mapping": mapping}
     shape |= {"passes": passes, "block": block, "snapshots": schedule.snapshots}
-    spec = scan.ProgramSpec(**shape, estimates=_estimates(rule, estimates))
+    spec = program_spec.ProgramSpec(**shape, estimates=_estimates(rule, estimates))
     compiled = _compiled(mlp(), rule, optimizers.sgd, spec)
     counts = base.Counts(prob.rows.shape[0], groups)
     if sizes is None and schedule.in_order:

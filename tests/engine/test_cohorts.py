@@ -9,7 +9,7 @@ import tsfl_jax
 from tests import problems
 from tsfl_jax import trees
 from tsfl_jax.engine import client, optimizers, scan
-from tsfl_jax.engine.program_spec import Parts
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.rules import base
 from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import Schedule
@@ -44,7 +44,7 @@ def keeping(slots: int) -> base.Aggregator:
 def updates_of(schedule, problem=PROBLEM):
     """The updates ``[K, ...]`` of a cohort in interval 3."""
     slots = schedule.tau.shape[1]
-    spec = scan.ProgramSpec(4, 4)
+    spec = ProgramSpec(4, 4)
     rule, model = keeping(slots), problems.mlp()
     x = client.scaled(problem.samples, problem.samples.x[:1])
     counts = base.Counts(len(problem.client), 1)

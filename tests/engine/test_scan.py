@@ -10,7 +10,7 @@ import pytest
 from tests import problems, reference
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import mapping as mappings
-from tsfl_jax.engine import scan
+from tsfl_jax.engine.program_spec import ProgramSpec
 
 TAU = np.array([[1, 4, 2, 3, 0], [2, 1, 0, 5, 1], [3, 3, 1, 2, 4]])
 SIZE = np.array([[10, 12, 7, 9, 8], [12, 5, 8, 4, 11], [6, 9, 12, 8, 12]])
@@ -238,7 +238,7 @@ def test_the_weight_of_a_lost_client_goes_to_the_others(
         result = local.LocalResult(jnp.float32(0), jnp.int32(0), finite)
         return mappings.Trained(model, result)
 
-    spec = scan.ProgramSpec(batch_size=4, passes=1, mapping=mapping, block=block)
+    spec = ProgramSpec(batch_size=4, passes=1, mapping=mapping, block=block)
     weighted, _ = mappings.weighted_updates(train, on_device, start, spec)
     assert weighted.moved["w"].tolist() == moved
 

@@ -3,7 +3,6 @@
 Most tests are slow: TensorFlow is imported and writes the files.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -147,24 +146,16 @@ def test_tfds_is_read_without_tensorflow(prepared, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cache_is_used_while_it_fits_the_files(mnist):
+def test_a_cache_is_used_while_it_is_whole(mnist):
     root = mnist.parents[1]
     first = load("mnist", root)
     cache = mnist / "tsfl_cache_train.npz"
     assert {p.name for p in mnist.glob("tsfl*")} == {cache.name, "tsfl_cache_test.npz"}
-    # A marked cache shows when it is used, also where the files were copied, ...
+    # A marked cache shows that it is used.
     with np.load(cache) as file:
         arrays = dict(file)
     np.savez(cache, **arrays | {"image": arrays["image"] * 0})
-    file = next(mnist.glob("mnist-train*"))
-    file.touch()
     assert not load("mnist", root).x_train.any()
-    # ... and that it is not once their content has changed, at the same size and time.
-    stat, content = file.stat(), bytearray(file.read_bytes())
-    content[-1] ^= 1  # after the last record
-    file.write_bytes(content)
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    np.testing.assert_array_equal(load("mnist", root).x_train, first.x_train)
     # A damaged one is made anew.
     whole = cache.read_bytes()
     middle = len(whole) // 2

@@ -130,20 +130,11 @@ def test_a_sampler_of_the_users_own():
     twice = make(own=lambda draw: [3, 3])
     assert draw_cohort(twice, 0).tolist() == [3, 3]  # as by_size
     for wrong in ([6], [-1], [0, 1, 2], [0.5], [[1], [2]], "ab", None):
-        with pytest.raises(UserError) as error:
+        text = "<lambda>: fails in draw 4 .ValueError: it gives .*at most 2 whole"
+        with pytest.raises(UserError, match=text):
             draw_cohort(make(own=lambda draw, wrong=wrong: wrong), 4)
-        text = str(np.asarray(wrong)).replace("\n", "")
-        assert str(error.value) == (
-            f"sampler=<lambda>: gives {text} in draw 4; expected at most 2 whole "
-            "numbers from 0 to 5"
-        )
-    for custom, words in (
-        (lambda draw: {}[draw.number], "<lambda>: fails in draw 4 .KeyError: 4"),
-        (lambda draw: [[1], [1, 2]], "fails in draw 4 .ValueError: setting an array"),
-        (5, "sampler=5: fails in draw 4 .TypeError: .*expected at most 2 whole"),
-    ):
-        with pytest.raises(UserError, match=words):
-            draw_cohort(make(own=custom), 4)
+    with pytest.raises(UserError, match="<lambda>: fails in draw 4 .KeyError: 4"):
+        draw_cohort(make(own=lambda draw: {}[draw.number]), 4)
 
 
 # --- draws by client id -----------------------------------------------------------
@@ -156,10 +147,10 @@ def test_inverted_numbers_are_distributed_as_drawn_ones(text):
     uniform, flag = np.random.default_rng(0).random(4000), "--x"
     group, rng = np.zeros(4000, int), np.random.default_rng(1)
     real = distributions.quantiles((text,), group, uniform, flag=flag)
-    drawn = distributions.draw_real((text,), group, rng, flag=flag)
+    drawn = distributions.draw((text,), group, rng, flag=flag)
     assert stats.ks_2samp(real, drawn).pvalue > 1e-3
     whole = distributions.quantiles((text,), group, uniform, least=2, flag=flag)
-    drawn = distributions.draw_whole((text,), group, 1, rng, least=2, flag=flag)[0]
+    drawn = distributions.draw((text,), group, rng, least=2, flag=flag)
     assert whole.dtype == drawn.dtype and whole.min() >= 2
     assert stats.ks_2samp(whole, drawn).pvalue > 1e-3
 
@@ -490,7 +481,7 @@ def test_empty_cohorts_are_counted():
         ("cohort.size=3 cohort.sampler=online", "sampler=online: cannot go with "),
         ("cohort.size=3 timeline.framework=tsfl timeline.carry=true", "carry=True: c"),
         ("cohort.size=3 schedule.kind=trace schedule.trace=a.csv", "kind=trace: c"),
-        ("cohort.size=3 partition.noise=0.1", "partition.noise=0.1: cannot go with "),
+        ("cohort.size=3 partition.label_noise=0.1", "label_noise=0.1: cannot go "),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(text, words):

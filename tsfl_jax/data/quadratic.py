@@ -254,7 +254,7 @@ def _per_client(
     flag = f"--config.quadratic.{name}"
     distributions.check_groups(f"quadratic.{name}", len(groups), N)
     group = np.arange(N) * len(groups) // N
-    numbers = distributions.draw_real(groups, group, rng, flag=flag)
+    numbers = distributions.draw(groups, group, rng, flag=flag)
     i = int(np.argmin(numbers))
     require(numbers[i] >= 0, f"{flag}: client {i} gets {numbers[i]:g}; expected >= 0")
     return numbers

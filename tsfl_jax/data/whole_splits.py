@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Shaped
 
 from tsfl_jax import host_memory
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.data.inputs import require, require_values
+from tsfl_jax.data.inputs import require
 from tsfl_jax.types import Dataset, Partition, UserError, user_code
 
 _ATTEMPTS = 100  # draws for the least size
@@ -155,13 +155,13 @@ def _checked(partition: Any, num_samples: int) -> Lists:
     with user_code("partition= is no list", expected):
         lists = [np.asarray(rows) for rows in partition]
     for i, rows in enumerate(lists):
-        name = f"partition: client {i}"
-        is_list = rows.ndim == 1 and rows.size and rows.dtype.kind in "iu"
-        kind = f"{rows.dtype}{list(rows.shape)}"
-        require(is_list, f"{name} has {kind}; {expected}, one or more")
-        good = (rows >= 0) & (rows < num_samples)
-        require_values(name, rows, good, f"0..{num_samples - 1}")
-        require(len(np.unique(rows)) == len(rows), f"{name} has a sample twice")
+        are_indices = rows.ndim == 1 and rows.size and rows.dtype.kind in "iu"
+        require(
+            are_indices
+            and 0 <= rows.min() <= rows.max() < num_samples
+            and len(np.unique(rows)) == len(rows),
+            f"partition: client {i} has {' '.join(str(rows).split())[:60]}; {expected}",
+        )
     return lists
 
 
@@ -182,3 +182,21 @@ def as_partition(
     sizes = f"{capacity.min():,} to {largest:,}"
     note = f"each client holds all of its samples, {sizes} of them"
     return Partition(table, capacity, (note,))
+
+
+def without(
+    lists: list[Int[np.ndarray, "_"]], held_out: Int[np.ndarray, "V"]
+) -> list[Int[np.ndarray, "_"]]:
+    """Each client's own samples without those that are held out.
+
+    Raises:
+      UserError: a client would have none.
+    """
+    remaining = [rows[~np.isin(rows, held_out)] for rows in lists]
+    for i, rows in enumerate(remaining):
+        require(
+            len(rows),
+            f"--config.data.validation={len(held_out)}: takes all {len(lists[i])} "
+            f"samples of client {i}; use fewer, or another --config.seed",
+        )
+    return remaining

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, seeds_of, with_sections
-from tsfl_jax.data import in_memory, skew
+from tsfl_jax.data import in_memory, partition
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
@@ -369,7 +369,8 @@ def _split_of(
     capacity = workload.num_samples.astype(np.int32)
     among = drawn if config.cohort.size else None
     split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
-    dataset = skew.skewed(loaded, split, config.partition, seed)
+    share = config.partition.label_noise
+    dataset = partition.mislabeled(loaded, split, share, seed)
     # Clients that never work have no layers of their own.
     is_personal = any(link.is_personal for link in uplinks)
     owners = drawn if is_personal else np.arange(config.num_clients)

@@ -6,12 +6,8 @@ import numpy as np
 from jaxtyping import Int
 
 from tsfl_jax import rng
+from tsfl_jax.data import class_counts, partition, whole_splits
 from tsfl_jax.data import client_test as tests
-from tsfl_jax.data import (
-    partition,
-    validation,
-    whole_splits,
-)
 from tsfl_jax.data.client_test import ClientTest, EvaluationConfig
 from tsfl_jax.data.partition import PartitionConfig
 from tsfl_jax.data.whole_splits import Lists
@@ -35,7 +31,7 @@ def hold_out(dataset: Dataset, number: int, seed: int) -> Int[np.ndarray, "V"] |
     if not number:
         return None
     generator = rng.generator(seed, "validation")
-    return validation.hold_out(dataset.y_train, number, generator)
+    return class_counts.hold_out(dataset.y_train, number, generator)
 
 
 def fix_samples(
@@ -67,7 +63,7 @@ def fix_samples(
         kind = settings.kind
         lists = whole_splits.client_lists(custom, kind, dataset, num_clients)
     if lists is not None:
-        lists = lists if held_out is None else validation.without(lists, held_out)
+        lists = lists if held_out is None else whole_splits.without(lists, held_out)
     return FixedSamples(held_out, lists)
 
 
@@ -101,7 +97,7 @@ def draw_split(
     labels = dataset.y_train
     if held_out is None:
         return _drawn_split(settings, labels, capacity, seed, generator, drawn)
-    free = validation.left(len(labels), held_out)
+    free = np.setdiff1d(np.arange(len(labels)), held_out, assume_unique=True)
     try:
         split = _drawn_split(settings, labels[free], capacity, seed, generator, drawn)
     except UserError as error:

@@ -124,7 +124,6 @@ CHOOSING = {
     ),
 }
 WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
-SKEWS = ("noise", "rotation", "label_noise")
 _ASKED = "size", ()  # what is read only where some are asked
 
 
@@ -179,7 +178,7 @@ class CohortConfig:
             ("cohort.sampler", self.sampler == "online", no_clock),
             ("schedule.kind", framework == "none" and kind == "trace", for_all),
             ("timeline.carry", config.timeline.carry, "the next interval asks others"),
-            *((f"partition.{n}", getattr(config.partition, n), for_all) for n in SKEWS),
+            ("partition.label_noise", config.partition.label_noise, for_all),
         ):
             if self.size and reason and is_in_conflict:
                 section, name = path.split(".")
@@ -276,11 +275,10 @@ def _custom_draw(custom: Callable[[Draw], Any], draw: Draw) -> Ids:
     expected = f"expected at most {most} whole numbers from 0 to {last}"
     with user_code(f"{name}: fails in draw {draw.number}", expected):
         ids = np.asarray(custom(draw))
-    is_whole = ids.dtype.kind in "iu"
-    are_ids = not ids.size or (is_whole and 0 <= ids.min() <= ids.max() <= last)
-    if ids.shape != (ids.size,) or ids.size > most or not are_ids:
-        text = " ".join(str(ids).split())[:60]
-        raise UserError(f"{name}: gives {text} in draw {draw.number}; {expected}")
+        is_whole = ids.dtype.kind in "iu"
+        are_ids = not ids.size or (is_whole and 0 <= ids.min() <= ids.max() <= last)
+        if ids.shape != (ids.size,) or ids.size > most or not are_ids:
+            raise ValueError(f"it gives {' '.join(str(ids).split())[:60]}")
     return ids
 
 

@@ -86,7 +86,7 @@ def draw_fleet(
 
     def draw(name: str, texts: tuple[str, ...], group: np.ndarray) -> Seconds:
         flag = f"--config.timeline.{name}"
-        return distributions.draw_real(texts, group, streams[name], flag=flag)
+        return distributions.draw(texts, group, streams[name], flag=flag)
 
     measured, share = read_means(speeds_file, N), size / size.mean()
     means = means_of(groups, np.arange(N), N, draw, share, measured)

@@ -93,10 +93,8 @@ def make_schedule(
     else:
         groups, N = tau_texts(kind, tau, tau_groups, num_clients), num_clients
         group = np.arange(N) * len(groups) // N
-        options = {"least": 0, "flag": "--config.schedule.tau_groups"}
-        drawn = distributions.draw_whole(
-            groups, group, num_intervals, tau_rng, **options
-        )
+        flag, options = "--config.schedule.tau_groups", {"least": 0, "rows": shape[:1]}
+        drawn = distributions.draw(groups, group, tau_rng, flag=flag, **options)
         size, notes = _draw_sizes(kind, size_groups, data_size, shape, size_rng)
     # Drawn always, so that a dropout rate of 0 changes nothing else.
     away = dropout_rng.random(shape) < dropout
@@ -207,7 +205,7 @@ def _draw_sizes(
     T, N = shape
     groups = size_texts(kind, groups, data_size, N)
     group = np.arange(N) % len(groups)
-    drawn = distributions.draw_whole(groups, group, T, rng, least=1, flag=SIZES)
+    drawn = distributions.draw(groups, group, rng, flag=SIZES, least=1, rows=(T,))
     size = cut_off(drawn, groups, group)
     over = int((drawn > size).sum())
     note = (

@@ -178,7 +178,6 @@ def test_cohorts_score_those_who_are_ever_asked(framework, tmp_path):
             {"partition__kind": "iid", "schedule__data_size": 20},
             "partition.kind=iid clients train on other samples than",
         ),
-        ({"evaluation__over": "cohort"}, "no cohorts with --config.cohort.size=0"),
     ],
 )
 def test_what_cannot_work_is_one_line(changes, words):

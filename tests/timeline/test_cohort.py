@@ -436,16 +436,6 @@ def test_tsfl_counts_what_fits_for_the_chosen():
     assert times.size.tolist() == [[1, 5], [2, 2], [1, 1], [1, 5]]
 
 
-def test_jitter_of_tsfl_does_not_depend_on_the_cohort():
-    """A slow and a fast client, whose draws are of different lengths."""
-    alone = make(6, 1, own=follow([0]), seconds=SECONDS / 100, jitter=0.7)
-    both = make(6, 2, own=follow([0, 5]), seconds=SECONDS / 100, jitter=0.7)
-    arguments = {"num_intervals": 3, "interval": 2.0, "carry": False}
-    a, b = (FRAMEWORKS["tsfl"].simulate(c, **arguments).trace for c in (alone, both))
-    assert (a.iterations[:, 0] == b.iterations[:, 0]).all()
-    assert len(set(a.iterations[:, 0])) > 1
-
-
 @pytest.mark.parametrize("name", sorted({*FRAMEWORKS} - {"ttfed", "hysync", "cached"}))
 def test_nobody_online_ends_in_one_line(name):
     settings = {"num_clients": 5, "num_intervals": 4, "cohort.size": 2}

@@ -422,47 +422,25 @@ def test_no_client_delivers():
 
 # ---- From a config ----
 
-OWN = {  # framework: its settings and a rule for it
-    "sfl": ({}, "fedavg"),
-    "afl": ({"staleness.kind": "polynomial"}, "fedasync"),
-    "fedbuff": (
-        {"timeline.buffer": 2, "staleness.kind": "polynomial"},
-        "fedbuff",
-    ),
-}
-
-
-def timed(framework, **changes) -> config.Config:
-    """Four clients on digits for 3 · 2 virtual seconds."""
-    own, algorithm = OWN[framework]
-    settings = {"num_intervals": 3, "num_clients": 4, "lr": 0.02, "batch_size": 8}
-    settings |= {"report_every": 2, "devices": 1, "algorithm": algorithm}
-    settings |= {"schedule.data_size": 32, "schedule.interval_seconds": 2.0}
-    settings |= {"model.hidden": 8, "timeline.framework": framework}
-    settings |= {"timeline.jitter": 0.2, "timeline.local_iterations": 2}
-    return config.replace(config.Config(), settings | own | changes)
-
 
 def test_files_of_a_timeline(tmp_path):
-    result = tsfl_jax.simulate(timed("fedbuff"), workdir=tmp_path)
+    """Four clients on digits for 3 · 2 virtual seconds."""
+    settings = {"num_intervals": 3, "num_clients": 4, "lr": 0.02, "batch_size": 8}
+    settings |= {"report_every": 2, "devices": 1, "algorithm": "fedbuff"}
+    settings |= {"schedule.data_size": 32, "schedule.interval_seconds": 2.0}
+    settings |= {"model.hidden": 8, "timeline.framework": "fedbuff"}
+    settings |= {"timeline.jitter": 0.2, "timeline.buffer": 2}
+    chosen = config.replace(config.Config(), settings)
+    result = tsfl_jax.simulate(chosen, workdir=tmp_path)
     rows = report.read_metrics(tmp_path / "metrics.jsonl")
     seconds = np.array([row["virtual_time"] for row in rows])
-    updates = len(rows)
-    assert (np.diff(seconds) > 0).all() and seconds[-1] <= 6 * (1 + 1e-12)
-    assert [row["interval"] for row in rows] == list(range(1, updates + 1))
-    accuracy = result.history["test_accuracy"]
+    assert (np.diff(seconds) > 0).all() and seconds[-1] <= 6
     # Once in each 2 s in which something happens, by the last update in them.
-    periods = np.ceil(seconds / 2)
-    assert np.isfinite(accuracy).sum() == len(np.unique(periods))
+    accuracy = result.history["test_accuracy"]
+    assert np.isfinite(accuracy).sum() == len(np.unique(np.ceil(seconds / 2)))
     assert np.isfinite(accuracy[-1])
     with np.load(tmp_path / "clients.npz") as clients:
-        slots = result.history["rho"].shape
-        assert slots[0] == updates
-        for name in ("tau", "size", "rho", "selected"):
-            assert clients[name].shape == slots, name
-        assert clients["client"].shape == slots
-        assert (clients["tau"].sum(axis=1) > 0).sum() >= 1
+        assert clients["client"].shape == result.history["rho"].shape
         assert not clients["rho"][clients["tau"] == 0].any()
         worked = clients["tau"].sum(axis=1) * 32
     np.testing.assert_array_equal(result.history["samples"], worked)
-    assert result.summary["num_discarded"] == 0

@@ -11,7 +11,7 @@ from tests import problems
 from tests.engine.test_scan import PROBLEM, as_reference
 from tests.problems import small
 from tests.rules.test_rules import HP, TAU, in_step
-from tests.timeline.test_deliveries import SIZES, reference_of, timed
+from tests.timeline.test_deliveries import SIZES, reference_of
 from tsfl_jax.config import Config, replace
 from tsfl_jax.prepare import prepare, workload
 from tsfl_jax.theory import bounds
@@ -353,19 +353,6 @@ def test_an_echo_is_the_global_model():
     for n, value in as_reference(start.params).items():
         np.testing.assert_allclose(as_reference(state.params)[n], value, rtol=1e-6)
     assert not history.diverged.any() and history.samples.sum() == 0
-
-
-def test_free_riders_of_a_timeline_are_clients():
-    for framework in ("fedbuff", "sfl"):
-        times = workload.draw_workload(riding("echo", "", timed(framework))).schedule
-        said = times.reported > 0
-        client = np.arange(4)[None].repeat(len(said), 0)
-        if times.client is not None:
-            client = times.client
-        lazy = set(client[said & (times.tau == 0)].tolist())
-        assert len(lazy) == 1
-        assert (times.tau[np.isin(client, list(lazy))] == 0).all()
-        assert (times.tau[said & ~np.isin(client, list(lazy))] > 0).all()
 
 
 def test_k_of_all_work_is_of_what_clients_report(monkeypatch):

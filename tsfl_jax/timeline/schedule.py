@@ -12,9 +12,10 @@ three leaves the others as they were.
 """
 
 import functools
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from tsfl_jax.components import Part
 from tsfl_jax.timeline import distributions
@@ -105,14 +106,8 @@ def make_schedule(
 def complete(
     tau: Int[np.ndarray, "T K"],
     size: Int[np.ndarray, "T K"],
-    *,
-    seconds: Float[np.ndarray, "T"] | None = None,
     client: Int[np.ndarray, "T K"] | None = None,
-    delivery: Delivery | None = None,
-    snapshots: int = 0,
-    reported: Int[np.ndarray, "T K"] | None = None,
-    threshold: Float[np.ndarray, "T"] | None = None,
-    notes: tuple[str, ...] = (),
+    **fields: Any,
 ) -> Schedule:
     """A schedule in which what is not given is the same for all.
 
@@ -121,7 +116,7 @@ def complete(
     """
     intervals = np.arange(len(tau), dtype=np.int32)
     # Views of one number or row each: they take no memory.
-    zeros, none = np.int32(0), np.float32(np.nan)
+    zeros, everyone = np.int32(0), np.arange(tau.shape[1], dtype=np.int32)
     of_slots = functools.partial(np.broadcast_to, shape=tau.shape)
     of_updates = functools.partial(np.broadcast_to, shape=intervals.shape)
     in_step = Delivery(
@@ -131,20 +126,19 @@ def complete(
         keep=of_updates(zeros),
         group=of_updates(zeros),
     )
-    everyone = of_slots(np.arange(tau.shape[1], dtype=np.int32))
-    return Schedule(
+    schedule = Schedule(
         tau=tau,
         size=size,
-        seconds=1.0 + intervals if seconds is None else seconds,
-        client=everyone if client is None else client,
+        seconds=1.0 + intervals,
+        client=of_slots(everyone) if client is None else client,
         in_order=client is None,
-        delivery=in_step if delivery is None else delivery,
-        snapshots=snapshots,
-        reported=of_slots(np.int32(-1)) if reported is None else reported,
-        threshold=of_updates(np.nan) if threshold is None else threshold,
-        share=of_slots(none),
-        notes=notes,
+        delivery=in_step,
+        snapshots=0,
+        reported=of_slots(np.int32(-1)),
+        threshold=of_updates(np.nan),
+        share=of_slots(np.float32(np.nan)),
     )
+    return schedule._replace(**fields)
 
 
 def _read_trace(

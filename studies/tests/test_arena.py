@@ -213,14 +213,6 @@ def test_a_small_arena(tmp_path, monkeypatch):
     assert [table.name for table in source.tables][:2] == ["arena", "arena_rules"]
 
 
-def test_metrics_are_the_accuracy_by_class():
-    logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0]])
-    labels = np.array([0, 1, 1])
-    found = arena.metrics_of(2)
-    assert np.asarray(found["class_0"](logits, labels)).tolist() == [1, 0, 0]
-    assert np.asarray(found["class_1"](logits, labels)).tolist() == [0, 0, 1]
-
-
 def test_tuning_takes_the_best_step_size_of_each_rule(digits, tmp_path, monkeypatch):
     asked = []
 

@@ -71,10 +71,3 @@ def test_a_loop_on_the_host_launches_in_every_step():
     expected |= {"conditionals": 1, "host_loops": 1}
     counts = thunks.structure(thunks.read(ON_THE_HOST))._asdict()
     assert counts == dict.fromkeys(counts, 0) | expected
-
-
-def test_what_a_branch_holds_is_found():
-    *_, conditional, _ = thunks.read(CAPTURED)
-    assert set(conditional.parts) == {"false_branch", "true_branch"}
-    assert thunks.kernels(conditional.parts["false_branch"]) == 4
-    assert [t.kind for t in conditional.parts["true_branch"]] == ["Copy"]

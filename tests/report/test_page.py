@@ -3,10 +3,7 @@
 import dataclasses
 import html.parser
 import itertools
-import json
 import os
-import shutil
-import subprocess
 
 import numpy as np
 import pandas as pd
@@ -30,7 +27,6 @@ class Ours:
 
 VOID = {"meta", "img", "br"}
 ODD = "<b>&\"'x"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page(html.parser.HTMLParser):
@@ -385,24 +381,3 @@ def test_the_command_writes_one_file_and_the_same_one_again(tmp_path, capsys):
     assert check_whole(text).table(0)["final loss"][0] == "inf (1 of 2)"
     page.main([str(tmp_path), f"--out={tmp_path / 'b' / 'x.html'}"])
     assert (tmp_path / "b" / "x.html").read_text() == text
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_in_a_browser(tmp_path):
-    sweep_folder(tmp_path / "sweep")
-    page.main([str(tmp_path / "sweep")])
-    address = (tmp_path / "sweep" / "report.html").as_uri()
-    names = "headless no-sandbox disable-gpu no-first-run disable-sync"
-    names += " disable-background-networking disable-component-update"
-    flags = [f"--{name}" for name in names.split()]
-    flags += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"]
-    done = subprocess.run(
-        [CHROMIUM, *flags, "--dump-dom", address],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "CONSOLE" not in done.stderr, done.stderr  # neither errors nor refusals
-    assert json.dumps(Page(done.stdout).tables)

@@ -55,23 +55,3 @@ def test_a_loop_counts_as_often_as_it_runs():
     # With slow arithmetic the product is bound by it.
     slow = roofline.cost(PRODUCT, DEVICE._replace(flops=1.0))
     assert slow.seconds == pytest.approx(7 * flop + copy / 1e3)
-
-
-@pytest.mark.parametrize(
-    "kind, a, b, out",
-    [
-        ("Forward", "f32[2,3,8,8]", "f32[4,3,5,5]", "f32[2,4,4,4]"),
-        ("BackwardFilter", "f32[2,3,8,8]", "f32[2,4,4,4]", "f32[4,3,5,5]"),
-        ("BackwardInput", "f32[2,4,4,4]", "f32[4,3,5,5]", "f32[2,3,8,8]"),
-    ],
-)
-def test_convolutions_of_a_library(kind, a, b, out):
-    text = f"""\
-ENTRY %main (x: {a}, y: {b}) -> {out} {{
-  %x = {a} parameter(0)
-  %y = {b} parameter(1)
-  ROOT %conv = {out} custom-call(%x, %y), window={{size=5x5}}, dim_labels=bf01_oi01->bf01, custom_call_target="__cudnn$conv{kind}"
-}}
-"""  # noqa: E501
-    # All three multiply as often: 2 · outputs · taps · input channels.
-    assert roofline.cost(text, DEVICE).flop == 2 * (2 * 4 * 4 * 4) * 25 * 3

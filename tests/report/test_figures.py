@@ -170,14 +170,6 @@ def test_participation_counts_weights_above_zero():
     np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), 100 / 3)
 
 
-def test_many_clients_are_in_order_of_tau():
-    history = history_of(clients=2000)
-    last = runs.participation(history["tau"], history["rho"], LABELS).axes[2]
-    heights = heights_of(last)
-    assert len(heights) == 2000 and (np.diff(heights) >= 0).all()
-    assert "τ" in last.get_xlabel()
-
-
 def test_a_failed_save_keeps_the_old_figure(tmp_path, monkeypatch):
     figure, path = runs.curves(history_of(), LABELS), tmp_path / "curves.png"
     old = plot_style.save(figure, path).read_bytes()

@@ -143,17 +143,3 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
     assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
     assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
-
-
-@pytest.mark.slow
-def test_from_the_command_line_to_the_tables(tmp_path, capsys):
-    words = [f"{name}={value}" for name, value in SMALL.items()]
-    changes = [part for word in words for part in ("--set", word)]
-    out, table = tmp_path / "out", tmp_path / "table"
-    options = ["--out", str(out), "--table", str(table), "--seeds", "2"]
-    calibrate.main([*options, *changes, "--variants", "3"])
-    shown = capsys.readouterr().out
-    assert str(table / "calibration_dms.md") in shown
-    assert len(rows_of(table / "calibration.csv")) == 3
-    rows = rows_of(table / "calibration_dms.csv")
-    assert len(rows) == 2 * 2 * 2 + len(calibrate.DMS_CHOICES)

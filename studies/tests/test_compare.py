@@ -144,20 +144,6 @@ def test_other_data_clients_or_seconds_are_refused(tmp_path, changes, words):
     assert list(tmp_path.iterdir()) == []  # nothing was trained
 
 
-def test_equal_seconds_may_be_divided_otherwise():
-    """63 virtual seconds each, but for the last bit."""
-    several = (
-        replace(
-            config_files.load(path),
-            {"num_intervals": T, "schedule.interval_seconds": s},
-        )
-        for path, T, s in zip(FILES, (70, 90), (0.9, 0.7), strict=False)
-    )
-    compare.check_same_clients(
-        [compare.Entry(str(c.num_intervals), c) for c in several]
-    )
-
-
 def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
     """As with TFDS: the same name, in another --config.data.dir."""
     first = axes.changed(config_files.load(FOLDER / "sfl.py"), SMALL)

@@ -2,7 +2,6 @@
 
 import itertools
 
-import matplotlib.figure
 import numpy as np
 import pytest
 from matplotlib.image import imread
@@ -11,7 +10,6 @@ from studies import paper_results
 from tsfl_jax.report import bands, runs, statistics, table
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.types import UserError
 
 LABELS = {"data": "digits $x$", "algorithm": "dms", "seed": 0}
 NAN = np.nan
@@ -168,26 +166,3 @@ def test_participation_counts_weights_above_zero():
     for axes, numbers in zip(figure.axes, expected, strict=True):
         np.testing.assert_allclose(heights_of(axes), numbers)
     np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), 100 / 3)
-
-
-def test_many_clients_are_in_order_of_tau():
-    history = history_of(clients=2000)
-    last = runs.participation(history["tau"], history["rho"], LABELS).axes[2]
-    heights = heights_of(last)
-    assert len(heights) == 2000 and (np.diff(heights) >= 0).all()
-    assert "τ" in last.get_xlabel()
-
-
-def test_a_failed_save_keeps_the_old_figure(tmp_path, monkeypatch):
-    figure, path = runs.curves(history_of(), LABELS), tmp_path / "curves.png"
-    old = plot_style.save(figure, path).read_bytes()
-
-    def full_disk(self, file, **kwargs):
-        file.write(b"half a")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", full_disk)
-    with pytest.raises(UserError, match="No space left"):
-        plot_style.save(figure, path)
-    assert path.read_bytes() == old
-    assert not list(tmp_path.glob(".*"))

@@ -108,8 +108,10 @@ def _distinct(values: pd.Series) -> str:
 def _notes_of(runs: Sequence[Run]) -> list[str]:
     """Notes of the runs, and which diverged, each once."""
     notes = [str(note) for run in runs for note in run.facts["notes"]]
-    lost = [run.facts["diverged_at"] for run in runs if statistics.left_out(run.facts)]
-    notes += [f"{statistics.DIVERGED} in interval {interval:g}" for interval in lost]
+    lost = [
+        run.facts["diverged_at"] for run in runs if statistics.has_diverged(run.facts)
+    ]
+    notes += [f"diverged in interval {interval:g}" for interval in lost]
     counts = collections.Counter(notes)
     return [f"{note} ({n} runs)" if n > 1 else note for note, n in counts.items()]
 
@@ -124,7 +126,7 @@ def _curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) ->
 
     lines: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     # Runs that diverged are plotted if there are no others.
-    for run in [run for run in runs if not statistics.left_out(run.facts)] or runs:
+    for run in [run for run in runs if not statistics.has_diverged(run.facts)] or runs:
         if {x, y} <= set(run.curves) and len(seen := run.curves[[x, y]].dropna()):
             lines.setdefault(run.name, []).append(tuple(seen.to_numpy(float).T))
     if not lines:

@@ -18,8 +18,8 @@ from tsfl_jax.report.collect import Run
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
     confidence_interval,
+    has_diverged,
     holm,
-    left_out,
     p_text,
     paired_p,
     spread,
@@ -38,7 +38,7 @@ def _by_seed(runs: Sequence[Run], score: str) -> pd.DataFrame:
         name = pairs[pairs.duplicated()][0][1]
         raise UserError(f"{name}: two runs of one seed; give each folder once")
     key = score if score in table.SCORES else ""  # others are settings or texts
-    scores = [None if left_out(run.facts) else run.facts.get(key) for run in runs]
+    scores = [None if has_diverged(run.facts) else run.facts.get(key) for run in runs]
     values = (100 if _PERCENT in score else 1) * pd.Series(scores, pairs, dtype=float)
     if values.isna().all():
         expected = f"expected one of {', '.join(table.SCORES)}"
@@ -133,7 +133,7 @@ def write(runs: Sequence[Run], folder: pathlib.Path, score: str, base: str) -> s
     head = f"{score}{' in %' * (_PERCENT in score)}: {OVER_SEEDS}."
     if base:
         head += f" Differences to {base} are paired by seed."
-    lost = sum(bool(left_out(run.facts)) for run in runs)
+    lost = sum(has_diverged(run.facts) for run in runs)
     head += f" {lost} runs that diverged are left out." if lost else ""
     tex = f"% {head}\n{latex(text)}"
     files.write_table(folder, "table", text, head, csv=numbers, tex=tex)

@@ -13,7 +13,6 @@ from jaxtyping import Float
 if TYPE_CHECKING:
     import pandas
 
-DIVERGED = "diverged"
 # Said above every table whose entries are made by `spread`.
 OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
 
@@ -49,13 +48,9 @@ def confidence_interval(
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
 
 
-def left_out(row: Mapping[str, Any]) -> str:
-    """Say why the results of a run are in no mean: DIVERGED or "".
-
-    Args:
-      row: results by name, of one run.
-    """
-    return "" if row.get("diverged_at") is None else DIVERGED
+def has_diverged(row: Mapping[str, Any]) -> bool:
+    """Whether the results of a run, by name, are in no mean."""
+    return row.get("diverged_at") is not None
 
 
 def spread(

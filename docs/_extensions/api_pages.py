@@ -29,7 +29,7 @@ FOLDERS = [
     "run",
     "studies",
 ]
-MODULES = ("types", "components", "sections", "config", "rng", "trees", "validate")
+MODULES = ("types", "components", "sections", "config", "rng", "trees")
 
 
 def title(text: str, mark: str = "=") -> str:

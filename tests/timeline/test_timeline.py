@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax.config import READERS, Config
+from tsfl_jax.config import READERS, Config, validate
 from tsfl_jax.prepare import workload
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.rule_settings import check_read
@@ -20,7 +20,6 @@ from tsfl_jax.timeline.ticks import SECOND
 from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import validate
 
 
 def fleet_of(iteration, download=0, upload=0, lost=False, online=()):

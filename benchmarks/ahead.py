@@ -22,7 +22,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import roofline, thunks
-from tsfl_jax import config_files, validate
+from tsfl_jax import config_files
+from tsfl_jax.config import validate
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.prepare import backend, custom_hooks, prepare
 from tsfl_jax.run import grid, lanes
@@ -196,7 +197,7 @@ def main() -> None:
     options = parser.parse_args()
     config = config_files.load(options.config)
     config = grid.changed(config, grid.parse_settings(options.set))
-    validate.validate(config)
+    validate(config)
     folder = start()
     chosen = backend.implementation("gpu", config.mapping, config.convolution)
     config = dataclasses.replace(config, **chosen._asdict(), devices=1)

@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks import common
 from tsfl_jax import config as c
+from tsfl_jax.config import validate
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import workload
 from tsfl_jax.run import call_length, runner
-from tsfl_jax.validate import validate
 
 FRAMEWORKS = ("none", "tsfl", "afl")
 _RUNS = 7  # of the compiled call, of which the fastest counts

@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 ROOT = "types rng trees components sections host_memory command"
 FOLDERS = "timeline data models theory rules uplink"
 # Assembled from the tables of the folders above.
-BORDER = "config validate config_files settings_page"
+BORDER = "config config_files settings_page"
 LATER = "engine report prepare run"
 ORDER = f"{ROOT} {FOLDERS} {BORDER} {LATER} flower cli __main__".split()
 ENTRY_POINTS = {"__init__"}  # the public API
@@ -132,7 +132,7 @@ def test_dependencies_are_those_that_are_imported():
 def test_settings_are_read_in_prepare_and_run_only():
     """Others may name the type `Config`; components say what does not go together."""
     for path in FILES:
-        if place(path) in ("prepare", "run", "validate", "config", "cli"):
+        if place(path) in ("prepare", "run", "config", "cli"):
             continue
         tree, own = ast.parse(path.read_text()), set()
         for node in ast.walk(tree):

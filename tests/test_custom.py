@@ -17,9 +17,8 @@ import tsfl_jax
 from tests import examples
 from tsfl_jax.config import replace
 from tsfl_jax.engine import optimizers
-from tsfl_jax.prepare import custom_hooks, prepare
+from tsfl_jax.prepare import prepare
 from tsfl_jax.rules import averages, custom
-from tsfl_jax.run import lanes
 from tsfl_jax.sections import LR_SCHEDULES
 from tsfl_jax.types import Constants, UserError
 
@@ -427,17 +426,6 @@ def test_the_steps_of_a_schedule_of_optax_start_anew_in_every_interval():
     config.schedule.iteration, config.schedule.tau = "step", (2,)
     short = tsfl_jax.simulate(config, optimizer=lambda h: optax.sgd(h.lr))
     chex.assert_trees_all_close(two.params, short.params, rtol=1e-5, atol=1e-6)
-
-
-def test_schedules_of_the_learning_rate_share_a_program():
-    runs = [
-        prepare.prepare_validated(
-            small(lr_schedule=kind, lr_decay=decay), custom_hooks.Custom()
-        )
-        for kind, decay in (("constant", 0.1), ("cosine", 0.2), ("steps", 0.3))
-    ]
-    groups, causes = lanes.group(runs)
-    assert groups == [[0, 1, 2]] and not causes
 
 
 def test_a_rule_of_the_table_has_its_name_as_an_argument_too(tmp_path):

@@ -17,10 +17,10 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax import __main__, config, host_memory
+from tsfl_jax.config import validate
 from tsfl_jax.prepare import prepare
 from tsfl_jax.run import runner
 from tsfl_jax.types import INT32_MAX, UserError
-from tsfl_jax.validate import validate
 
 ROOT = pathlib.Path(__file__).parents[1]
 LONG = "/tmp/" + 300 * "x"  # longer than a file name may be

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from tsfl_jax import command, config_files
-from tsfl_jax.config import SETTINGS, Config, replace, value
+from tsfl_jax.config import SETTINGS, Config, replace, suggestion, validate, value
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import backend, prepare
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, style, writers
 from tsfl_jax.run import explain, grid, lanes, ray_workers, runner, shards, sweeps
 from tsfl_jax.types import UserError, nearest
-from tsfl_jax.validate import suggestion, validate
 
 Flags = argparse.Namespace
 

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
@@ -84,18 +84,7 @@ def component(section: str) -> Callable[[type[T]], type[T]]:
         fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
         static = [field.name for field in fields if declaration_of(field).static]
         leaves = [field.name for field in fields if field.name not in static]
-
-        def flatten(values: T) -> tuple[list, tuple]:
-            keyed = [(jax.tree_util.GetAttrKey(n), getattr(values, n)) for n in leaves]
-            return keyed, tuple(getattr(values, n) for n in static)
-
-        def unflatten(static_values: tuple, leaf_values: Iterable) -> T:
-            values = object.__new__(kind)  # leaves may be anything
-            vars(values).update(zip(leaves, leaf_values, strict=True))
-            vars(values).update(zip(static, static_values, strict=True))
-            return values
-
-        jax.tree_util.register_pytree_with_keys(kind, flatten, unflatten)
+        jax.tree_util.register_dataclass(kind, leaves, static)
         setattr(kind, "section", section)  # noqa: B010
         return kind
 

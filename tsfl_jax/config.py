@@ -1,21 +1,26 @@
 """All settings of an experiment: the general ones, and a section per component.
 
 `Config` is assembled from `sections.General` and the tables of components. A flat name
-is that of the flag and of the sweep, such as "fedasync.gamma".
+is that of the flag and of the sweep, such as "fedasync.gamma". `validate` checks one
+before anything slow starts: what one setting may be is declared with it; components
+check what goes together, see `prepare.rule_settings`, and values that depend on the
+data are checked where it is read.
 """
 
 import ast
 import contextlib
 import copy
 import dataclasses
+import difflib
 import functools
 import json
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flax import traverse_util
 
-from tsfl_jax import components, timeline
+from tsfl_jax import components, host_memory, timeline
 from tsfl_jax.components import Settings, component, section_of
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import EvaluationConfig
@@ -33,11 +38,14 @@ from tsfl_jax.sections import (
 from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, nearest
 from tsfl_jax.uplink import PARTS, UplinkConfig, part_of
 from tsfl_jax.uplink.local_layers import LocalLayers
 
 T = TypeVar("T")
+_DRAWS = 1024  # of a client's seconds, at least; see `fleet.draw_fleet`
+# NumPy's numbers will do, and an int for a float; a tuple holds whole numbers.
+_ACCEPTED = {int: numbers.Integral, float: numbers.Real}
 
 # The setting that chooses → the parts by name: what they read, and their own sections.
 TABLES: dict[str, Mapping[str, Any]] = {
@@ -228,3 +236,83 @@ def with_sections(config: Config, custom: Iterable[Any]) -> Config:
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Nested settings as one dict, ``{"data.name": "mnist"}``."""
     return traverse_util.flatten_dict(settings, sep=".")
+
+
+def suggestion(name: object) -> str:
+    """ "; did you mean 'x' (what it is)?", or nothing where no setting is close."""
+    close = difflib.get_close_matches(str(name), SETTINGS, n=1)
+    words = str(name).rpartition(".")[2].replace("_", " ")
+    # learning_rate is not like lr, but what lr is: the first whose help has the words.
+    if " " in words:
+        close = [n for n, (_, s) in SETTINGS.items() if words in s.help][:1] or close
+    hints = [f"; did you mean {n!r} ({SETTINGS[n][1].help})?" for n in close]
+    return "".join(hints)
+
+
+def _check_types(config: Any, prefix: str = "") -> None:
+    """A field has the type of its default; an int will do for a float."""
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    for last, value in vars(config).items():
+        name, field = prefix + last, fields.get(last)
+        if field is None:
+            hint = nearest(name, [prefix + n for n in fields]) or suggestion(name)
+            raise UserError(f"config.{name}: there is no such setting{hint}")
+        section: Any = field.default_factory
+        is_section = dataclasses.is_dataclass(section)
+        kind: Any = section if is_section else type(field.default)
+        if not _has_type(value, kind):
+            expected = "whole numbers like (1,4)" if kind is tuple else kind.__name__
+            raise UserError(
+                f"--config.{name}={value!r}: expected {expected}, "
+                f"got {type(value).__name__}"
+            )
+        if is_section:
+            _check_types(value, f"{name}.")
+
+
+def _has_type(value: Any, expected: type) -> bool:
+    if isinstance(value, bool) or expected is bool:
+        return isinstance(value, bool) and expected is bool
+    if expected is tuple and isinstance(value, tuple | list):
+        return all(_has_type(number, int) for number in value)
+    return isinstance(value, _ACCEPTED.get(expected, expected))
+
+
+def _check_memory(config: Config) -> None:
+    """What is drawn before training must fit; later steps check what they make."""
+    intervals, clients = config.num_intervals, config.num_clients
+    clients = config.cohort.slots(clients)
+    if config.timeline.framework == "none":
+        host_memory.require(
+            f"--config.num_clients={clients} with --config.num_intervals={intervals}",
+            # τ, sizes and drop-outs in 64 bits, then two of them in 32.
+            32 * intervals * clients,
+            "the schedule",
+        )
+        return
+    host_memory.require(
+        f"--config.num_clients={clients}",
+        64 * _DRAWS * clients,  # seconds and ticks of all work, losses
+        "the clients' drawn seconds",
+    )
+    iterations = config.timeline.local_iterations
+    host_memory.require(
+        f"--config.timeline.local_iterations={iterations}",
+        24 * iterations,  # numbers, places and seconds of one task's iterations
+        "one task",
+    )
+
+
+def validate(config: Config) -> None:
+    """Check the type and range of each setting, and the memory of what is drawn.
+
+    Raises:
+      UserError: one line about the first setting that cannot work.
+    """
+    if not isinstance(config, Config):
+        raise UserError(f"expected a tsfl_jax.Config, got {type(config).__name__}")
+    _check_types(config)
+    settings = settings_of(type(config))
+    for name in settings:
+        components.check(settings, name, get(config, name))
+    _check_memory(config)

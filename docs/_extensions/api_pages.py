@@ -28,7 +28,7 @@ FOLDERS = [
     "prepare",
     "run",
 ]
-MODULES = ("types", "components", "sections", "config", "rng", "trees", "validate")
+MODULES = ("types", "components", "sections", "config", "rng", "trees")
 
 
 def title(text: str, mark: str = "=") -> str:

@@ -7,9 +7,8 @@ import pytest
 
 from studies import calibrate
 from tsfl_jax import config_files
-from tsfl_jax.config import SETTINGS, Config, replace
+from tsfl_jax.config import SETTINGS, Config, replace, validate
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import validate
 
 CELLS = ("mnist_case1", "mnist_case2", "mnist_case3")
 SMALL = {"data.name": "digits", "model.name": "mlp", "num_intervals": 2}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax.config import READERS, Config
+from tsfl_jax.config import READERS, Config, validate
 from tsfl_jax.prepare import workload
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.rule_settings import check_read
@@ -17,7 +17,6 @@ from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact
 from tsfl_jax.timeline.ticks import SECOND
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import validate
 
 
 def fleet_of(iteration, download=0, upload=0, lost=False, online=()):

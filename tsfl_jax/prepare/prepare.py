@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
-from tsfl_jax.config import Config, get, replace, seeds_of, with_sections
+from tsfl_jax.config import Config, get, replace, seeds_of, validate, with_sections
 from tsfl_jax.data import in_memory, partition
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
@@ -44,7 +44,6 @@ from tsfl_jax.types import (
 )
 from tsfl_jax.uplink import chain, chain_of
 from tsfl_jax.uplink.chain import Chain
-from tsfl_jax.validate import validate
 
 
 class Prepared(NamedTuple):

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from tsfl_jax.components import Settings
-from tsfl_jax.config import SETTINGS, Config, replace, value
+from tsfl_jax.config import SETTINGS, Config, replace, suggestion, validate, value
 from tsfl_jax.types import UserError, one_line
-from tsfl_jax.validate import suggestion, validate
 
 Points = list[dict[str, Any]]  # {setting: value} of each run
 MOST_RUNS = 100_000

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tsfl_jax import command, host_memory
-from tsfl_jax.config import Config, settings_of
+from tsfl_jax.config import Config, settings_of, validate
 from tsfl_jax.engine import scan
 from tsfl_jax.prepare.backend import start_jax
 from tsfl_jax.prepare.custom_hooks import Custom
@@ -37,7 +37,6 @@ from tsfl_jax.run.identity import (
 )
 from tsfl_jax.run.program import Chunk
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import validate
 
 _RUNNING = "running"  # folder of the checkpoints of running calls
 

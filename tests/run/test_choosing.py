@@ -12,7 +12,7 @@ from tsfl_jax.config import replace
 from tsfl_jax.engine import client as local
 from tsfl_jax.prepare import prepare, workload
 from tsfl_jax.report import files
-from tsfl_jax.timeline.cohort import CHOOSING, by_size_once
+from tsfl_jax.timeline.cohort import CHOOSING
 from tsfl_jax.types import UserError
 
 K, D = 3, 7
@@ -103,16 +103,6 @@ def test_oort_is_its_reference_along_a_run():
     assert (times.lots.factor < 1).any()
 
 
-def test_as_many_candidates_as_are_asked_are_a_plain_draw():
-    config = config_of(algorithm="scaffold", cohort__candidates=K)
-    plain = {"cohort.sampler": "uniform", "cohort.candidates": 0}
-    result = tsfl_jax.simulate(config)
-    same_history(
-        result, tsfl_jax.simulate(replace(config, plain), sampler=by_size_once)
-    )
-    assert len(np.unique(result.history["client"])) > K
-
-
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [
@@ -136,18 +126,6 @@ def test_rules_see_only_those_that_are_chosen(algorithm, changes):
     other = tsfl_jax.simulate(plain, sampler=lambda draw: client[draw.number])
     same_history(result, other, rtol=1e-5, atol=1e-6)
     assert result.history["rho"].shape == (6, K)
-
-
-def test_a_sweep_of_samplers_and_penalties():
-    """Programs of their own where they choose in another way; the same candidates."""
-    points = [{"cohort.sampler": name} for name in CHOOSING]
-    points += [{"cohort.sampler": "oort", "cohort.preferred": 60.0}]
-    swept = tsfl_jax.sweep(config_of(), points)
-    client = swept.history["client"]
-    for run in (1, 2):
-        single = tsfl_jax.simulate(replace(config_of(), points[run]))
-        np.testing.assert_array_equal(client[run], single.history["client"])
-    assert (client[0] != client[1]).any() and (client[1] != client[2]).any()
 
 
 @pytest.mark.parametrize(

@@ -102,27 +102,6 @@ def test_label_mix_against_numpy():
     check_last(result, *(each @ (np.stack(mix) / np.sum(mix, 1, keepdims=True)).T))
 
 
-def test_clients_of_the_mix_of_all_have_the_score_of_all():
-    y = np.tile(np.arange(C), 20)
-    x = np.random.default_rng(1).normal(size=(60, F)).astype(np.float32)
-    data = tsfl_jax.make_dataset(x, y, x, y, client=np.arange(60) // 12)
-    result = tsfl_jax.simulate(config_of(evaluation__clients="labels"), dataset=data)
-    for score in ("accuracy", "loss"):
-        for name in ("mean", "worst"):
-            got = result.history[f"client_{score}_{name}"]
-            np.testing.assert_allclose(got, result.history[f"test_{score}"], rtol=1e-6)
-        assert result.history[f"client_{score}_std"][-1] < 1e-6
-
-
-def test_off_by_default_and_nothing_depends_on_it():
-    config, on = config_of(evaluation__clients="none"), own_of()
-    off = tsfl_jax.simulate(config, dataset=DATA)
-    assert {*on.history} - {*off.history} == {*SERIES}
-    assert not [name for name in off.summary if "client_" in name]
-    for name, values in off.history.items():
-        np.testing.assert_array_equal(values, on.history[name], err_msg=name)
-
-
 def test_files_of_a_run_and_of_a_sweep(tmp_path):
     tsfl_jax.simulate(config_of(), dataset=DATA, workdir=tmp_path / "run")
     rows = files.read_metrics(tmp_path / "run" / "metrics.jsonl")

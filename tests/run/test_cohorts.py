@@ -123,18 +123,6 @@ def test_files_have_slots_and_ids(tmp_path):
     assert (tmp_path / "participation.png").stat().st_size > 0
 
 
-def test_explain_counts_those_who_ever_work():
-    config = config_of(algorithm="scaffold")
-    known = tsfl_jax.explain(config)
-    made = drawn(config)
-    assert known.work.deliveries.sum() == (made.schedule.tau > 0).sum()
-    assert len(known.work.deliveries) == len(made.drawn)
-    assert known.work.iterations.sum() == made.schedule.tau.sum()
-    words = " ".join(str(known).split())
-    assert f"3 of 300 clients at a time, {len(made.drawn)} ever" in words
-    assert "personal state" in words
-
-
 def test_splits_of_some_clients_are_rows_of_the_whole():
     config = config_of(
         num_clients=9, partition__kind="shards", partition__replacement=False

@@ -65,12 +65,3 @@ def test_a_run_does_not_resume_under_another_arithmetic(tmp_path):
     ):
         with setting(), pytest.raises(tsfl_jax.UserError, match="jax_"):
             tsfl_jax.simulate(config, workdir=tmp_path)
-
-
-def test_weights_under_strict_promotion():
-    constants = {"smoothness": 10.0, "grad_sq_norm": 4.0, "grad_variance": 0.5}
-    tau = jnp.array([1, 1, 2, 4, 4])
-    plain = tsfl_jax.dms_weights(jax.random.key(0), tau, lr=0.003, **constants)
-    with jax.numpy_dtype_promotion("strict"):
-        found = tsfl_jax.dms_weights(jax.random.key(0), tau, lr=0.003, **constants)
-    np.testing.assert_array_equal(found, plain)

@@ -55,18 +55,6 @@ def equal(one, other, atol=1e-6):
     )
 
 
-def test_of_one_client_nothing_is_new():
-    """The only client's layers are what a run without any local ones trains."""
-    local = tsfl_jax.simulate(config_of(num_clients=1, schedule__tau=(3,)))
-    plain = tsfl_jax.simulate(
-        config_of(num_clients=1, schedule__tau=(3,), model__local="")
-    )
-    assert equal(of_client(local, 0), named_arrays(plain.params))
-    accuracy = local.history["client_accuracy_mean"]
-    assert np.allclose(accuracy, plain.history["client_accuracy_mean"], atol=1e-6)
-    assert np.allclose(local.history["test_loss"], plain.history["test_loss"])
-
-
 def test_heads_over_a_frozen_body_train_alone():
     """Then no client sees another: each is a run of its own, on all its samples."""
     config = config_of(model__frozen=BODY)
@@ -222,13 +210,6 @@ def test_a_second_task_in_a_buffer_follows_the_first(algorithm, centre, settings
         assert equal(of_client(result, place), params | local, 1e-6)
 
 
-def test_who_delivers_twice_trains_in_waves():
-    """Without local layers, or where no client delivers twice, nothing is new."""
-    assert prepare.prepare(buffered()).waves == 3
-    assert prepare.prepare(buffered(model__local="")).waves == 1
-    assert prepare.prepare(buffered(timeline__buffer=1)).waves == 1
-
-
 class Normalized(nn.Module):
     """One hidden layer with batch normalization."""
 
@@ -259,13 +240,6 @@ def periodic(period, **settings):
     """Clients of unequal sizes, none of them scored."""
     fixed = {"evaluation__clients": "none", "num_intervals": 6, "momentum": 0.0}
     return config_of(**fixed | {"model__local_period": period} | settings)
-
-
-def test_with_a_period_of_1_all_layers_are_sent():
-    found = tsfl_jax.simulate(periodic(1))
-    plain = tsfl_jax.simulate(periodic(0, model__local=""))
-    assert equal(named_arrays(found.params), named_arrays(plain.params))
-    assert found.summary["bytes_moved"] < plain.summary["bytes_moved"]  # of w^0
 
 
 def test_a_period_by_runs_of_the_clients():

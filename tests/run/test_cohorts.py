@@ -38,16 +38,6 @@ def drawn(config):
     return workload.draw_workload(config)
 
 
-def with_all(monkeypatch):
-    """All N clients on the device."""
-
-    def all_of(config, *own):
-        found = workload.draw_workload(config, *own)
-        return found._replace(drawn=np.arange(config.num_clients))
-
-    monkeypatch.setattr(prepare, "draw_workload", all_of)
-
-
 def test_only_those_who_ever_work_are_on_the_device():
     exp = runner.build(config_of(num_clients=100_000, algorithm="scaffold"))
     times = exp.prepared.workload.schedule
@@ -68,26 +58,22 @@ def test_only_those_who_ever_work_are_on_the_device():
     assert "personal state" not in memory.estimate(prepare.prepare(config_of()), 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "tolerances"),
-    [
-        pytest.param("dms", {}, marks=pytest.mark.slow),
-        # c = Σ p_i c_i is a sum over fewer clients.
-        ("scaffold", {"rtol": 1e-4, "atol": 1e-5}),
-    ],
-)
-def test_the_same_as_with_all_clients(monkeypatch, algorithm, tolerances):
+def test_the_same_as_with_all_clients(monkeypatch):
     config = config_of(
-        algorithm=algorithm,
+        algorithm="scaffold",
         num_clients=60,
         partition__kind="dirichlet",
         partition__replacement=False,
     )
-    if algorithm == "dms":
-        config.constants.when = "interval"
     few = tsfl_jax.simulate(config)
-    with_all(monkeypatch)
-    same_history(tsfl_jax.simulate(config), few, **tolerances)
+
+    def all_of(config, *options):
+        made = workload.draw_workload(config, *options)
+        return made._replace(drawn=np.arange(config.num_clients))
+
+    monkeypatch.setattr(prepare, "draw_workload", all_of)
+    # c = Σ p_i c_i is a sum over fewer clients.
+    same_history(tsfl_jax.simulate(config), few, rtol=1e-4, atol=1e-5)
 
 
 def some_of_twenty(draw):
@@ -129,22 +115,21 @@ def test_splits_of_some_clients_are_rows_of_the_whole():
     )
     data, held = prepare.load_dataset(config), np.arange(12, 21, dtype=np.int32)
     fixed = splits.FixedSamples
-    split = functools.partial(splits.draw_split, config.partition, data)
+    split = functools.partial(splits.draw_split, config, data)
     drawn = np.array([2, 5, 8])
-    every, some = (split(fixed(), held, 0, among) for among in (None, drawn))
+    every, some = (split(fixed(), held, among) for among in (None, drawn))
     width = held[drawn].max()
     np.testing.assert_array_equal(some.indices, every.indices[drawn, :width])
     np.testing.assert_array_equal(some.capacity, held[drawn])
     lists = [np.arange(10 * i, 10 * i + i + 1) for i in range(9)]
-    own = split(fixed(lists=lists), held, 0, drawn)
+    own = split(fixed(lists=lists), held, drawn)
     assert own.capacity.tolist() == [3, 6, 9]
     for row, i in zip(own.indices, drawn, strict=True):
         np.testing.assert_array_equal(row[: i + 1], lists[i])
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["fedat", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tsfl", "fedbuff"))],
+    "name", ["fedat", pytest.param("fedbuff", marks=pytest.mark.slow)]
 )
 def test_frameworks_run_on_cohorts(name):
     settings = {"timeline__upload": "uniform(0,0.5)", "num_intervals": 8}

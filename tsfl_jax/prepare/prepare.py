@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, seeds_of, with_sections
-from tsfl_jax.data import in_memory, skew
+from tsfl_jax.data import client_test, in_memory, skew
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
@@ -62,7 +62,7 @@ class Prepared(NamedTuple):
     uplinks: Chain  # what updates pass on their way to the server
     hparams: HParams
     mapping: str  # "sequential" or "vmap"
-    held_out: Int[np.ndarray, "V"] | None  # validation samples; None: there are none
+    held_out: Int[np.ndarray, "V"]  # validation samples
     tested: ClientTest | None  # clients that are scored; None: none
     custom: Custom  # without its dataset, which is the one above
     custom_data: str  # the digest of that dataset before it was skewed; "": loaded
@@ -289,7 +289,7 @@ def prepare_validated(
     rule_settings.check(config, rule)
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
-    fixed = _fixed_samples(config, custom, loaded)
+    fixed = splits.fix_samples(config, custom.partition, loaded)
     workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
@@ -343,21 +343,6 @@ def _network_of(
     return trained.started(config.model, custom.params, network._replace(model=model))
 
 
-def _fixed_samples(
-    config: Config, custom: Custom, dataset: Dataset
-) -> splits.FixedSamples:
-    """Validation samples, and what is known of the split before the workload."""
-    return splits.fix_samples(
-        config.partition,
-        custom.partition,
-        dataset,
-        config.num_clients,
-        config.data.validation,
-        config.timeline.copula,
-        seeds_of(config),
-    )
-
-
 def _split_of(
     config: Config,
     loaded: Dataset,
@@ -367,17 +352,19 @@ def _split_of(
     uplinks: Chain,
 ) -> tuple[Partition, Dataset, ClientTest | None]:
     """Who holds which samples, these as the clients have them, and who is scored."""
-    seed, drawn = seeds_of(config).split, workload.drawn
-    capacity = workload.num_samples.astype(np.int32)
+    drawn, capacity = workload.drawn, workload.num_samples.astype(np.int32)
     among = drawn if config.cohort.size else None
-    split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
-    dataset = skew.skewed(loaded, split, config.partition, seed)
-    # Clients that never work have no layers of their own.
-    is_personal = any(link.is_personal for link in uplinks)
-    owners = drawn if is_personal else np.arange(config.num_clients)
-    tested = splits.client_test(
-        config.evaluation, dataset, split, drawn, owners, network.model.classifies
-    )
+    split = splits.draw_split(config, loaded, fixed, capacity, among)
+    dataset = skew.skewed(loaded, split, config.partition, seeds_of(config).split)
+    number, tested = config.evaluation.number, None
+    if config.evaluation.clients == "labels":
+        classifies = network.model.classifies
+        tested = client_test.by_labels(dataset, split, drawn, classifies, number)
+    elif config.evaluation.clients == "own":
+        # Clients that never work have no layers of their own.
+        is_personal = any(link.is_personal for link in uplinks)
+        owners = drawn if is_personal else np.arange(config.num_clients)
+        tested = client_test.by_owner(dataset, owners, number)
     return split, dataset, tested
 
 
@@ -402,7 +389,7 @@ def _fingerprints(
     dataset: Dataset,
     digest: str,
     split: Partition,
-    held_out: Int[np.ndarray, "V"] | None,
+    held_out: Int[np.ndarray, "V"],
     tested: ClientTest | None,
 ) -> dict[str, str]:
     """Digests of the samples by what they are; `digest` of the data, if it is known."""
@@ -413,9 +400,11 @@ def _fingerprints(
         "split": data.fingerprint(split.indices, split.capacity),
     }
     # What only some runs have.
-    arrays = {"client tests": tested and tested.group, "validation": held_out}
-    arrays = {n: a for n, a in arrays.items() if a is not None}
-    return digests | {n: data.fingerprint(a) for n, a in arrays.items()}
+    if tested and tested.group is not None:
+        digests["client tests"] = data.fingerprint(tested.group)
+    if len(held_out):
+        digests["validation"] = data.fingerprint(held_out)
+    return digests
 
 
 def schedule_fingerprints(times: Schedule, settings: Any) -> dict[str, str]:
@@ -436,7 +425,7 @@ def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:
     config = prepared.config
     if config.timeline.framework != "none":
         period = config.eval_every * config.schedule.interval_seconds
-        return deliveries.evaluated(prepared.workload.seconds, period)
+        return deliveries.evaluated(prepared.workload.schedule.seconds, period)
     intervals = np.arange(1, config.num_intervals + 1)
     return (intervals % config.eval_every == 0) | (intervals == config.num_intervals)
 

@@ -110,7 +110,7 @@ def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
         settings=settings,
         labels=labels_of(prepared),
         updates=len(prepared.steps),
-        seconds=float(prepared.workload.seconds[-1]),
+        seconds=float(prepared.workload.schedule.seconds[-1]),
         parameters=prepared.network.size,
         data=repr(prepared.dataset),
         work=_work_of(prepared),

@@ -190,7 +190,7 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
 def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
     """The validation samples in batches, None if there are none."""
     rows = prepared.held_out
-    return None if rows is None else evaluation.make_held_out(rows)
+    return evaluation.make_held_out(rows) if len(rows) else None
 
 
 def scored_of(prepared: Prepared, number: int) -> evaluation.Scored | None:
@@ -211,9 +211,8 @@ def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
     """All training samples by class, without those for validation; None: not online."""
     if not prepared.config.partition.online:
         return None
-    labels, held_out = prepared.dataset.y_train, prepared.held_out
-    rows = np.arange(len(labels))
-    rows = rows if held_out is None else validation.left(len(labels), held_out)
+    labels = prepared.dataset.y_train
+    rows = validation.left(len(labels), prepared.held_out)
     count = np.bincount(labels[rows]).astype(np.int32)
     first = np.cumsum(count, dtype=np.int32) - count
     order = rows[np.argsort(labels[rows], kind="stable")].astype(np.int32)

@@ -47,7 +47,7 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
     fields = history.named(tuple(prepared.custom.metrics))
     fields = client_test.named(_tested(prepared), fields, cohort) | {
         "tau": work.tau,
-        "virtual_time": prepared.workload.seconds[: len(history.rho)],
+        "virtual_time": prepared.workload.schedule.seconds[: len(history.rho)],
     }
     return fields if work.in_order else fields | {"client": work.client}
 

@@ -11,7 +11,7 @@ from tests import problems
 from tests.problems import same_history
 from tsfl_jax.prepare import prepare, splits, workload
 from tsfl_jax.report import files
-from tsfl_jax.run import lanes, memory, runner
+from tsfl_jax.run import lanes, runner
 
 K = 3
 SMALL = {
@@ -51,11 +51,6 @@ def test_only_those_who_ever_work_are_on_the_device():
     assert state.server.size.shape == drawn.shape
     sizes = [n for a in jax.tree.leaves(exp.arrays) for n in np.shape(a)]
     assert 100_000 not in sizes
-    rows = memory.estimate(exp.prepared, 1, 1)
-    own = state.server.local
-    personal = sum(leaf.nbytes for leaf in jax.tree.leaves(own)) + 4 * len(drawn)
-    assert rows["personal state"] == personal
-    assert "personal state" not in memory.estimate(prepare.prepare(config_of()), 1, 1)
 
 
 def test_the_same_as_with_all_clients(monkeypatch):

@@ -8,9 +8,8 @@ import tsfl_jax
 from tests import problems
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
-from tsfl_jax.prepare import backend, prepare
 from tsfl_jax.report import gantt, style
-from tsfl_jax.run import explain, lanes
+from tsfl_jax.run import explain
 from tsfl_jax.timeline import FRAMEWORKS, segments, ticks
 from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, LOST, OPEN
@@ -153,13 +152,12 @@ def test_numbers_of_an_asynchronous_run():
         small(timeline__framework="afl", timeline__local_iterations=3, devices=1)
     )
     times, work = known.schedule, known.work
-    assert known.updates == len(times.tau) == work.deliveries.sum()
-    assert (work.iterations == 3 * work.deliveries).all() and work.mean_tau == 3
-    assert work.degree == 0 and work.max_staleness == times.delivery.lag.max()
+    updates = len(times.tau)
+    assert updates == work.deliveries.sum()
+    assert (work.iterations == 3 * work.deliveries).all()
     # 20 samples in 3 batches of 8, three passes each.
-    assert work.samples == known.updates * 60 and work.steps == known.updates * 9
+    assert work.samples == updates * 60 and work.steps == updates * 9
     model = 4 * (64 * 50 + 50 + 50 * 10 + 10)
-    assert known.parameters == model // 4
     assert known.memory["global model"] == model
     assert known.memory["earlier models"] == times.snapshots * model
 
@@ -171,28 +169,18 @@ def test_samples_of_single_steps():
     # Batches of 8, 8 and 4; the fourth step begins anew.
     assert known.work.samples == 6 * (16 + 20 + 28)
     assert known.work.deliveries.tolist() == [6, 6, 6, 0]
-    assert known.work.degree == np.var([2, 3, 4, 0])
 
 
-def test_stacked_models_are_counted_and_the_compiler_is_asked():
-    config = small(algorithm="median", devices=1)
-    mesh, prepared = backend.start_jax(config), prepare.prepare(config)
-    known = explain.of_prepared(prepared, mesh)
+def test_stacked_models_are_counted():
+    known = tsfl_jax.explain(small(algorithm="median", devices=1))
     assert known.memory["stacked models"] == 8 * known.memory["global model"]
-    program, arrays = lanes.single(prepared, mesh)
-    seen = program.compile(arrays).memory()
-    assert min(seen.values()) > 0
-    rows = ("training samples", "test samples", "index table", "global model")
-    assert seen["arguments"] >= sum(known.memory[row] for row in rows)
-    assert seen["arguments"] < 1.2 * sum(known.memory[row] for row in rows)
-    assert "compiled" in explain.text(known, seen)
 
 
 def test_an_experiment_is_explained_from_python():
     """What ``tsfl explain`` prints, the numbers behind it, and the figure."""
     timed = {"timeline__framework": "sfl", "timeline__speed": "constant(1)"}
     known = tsfl_jax.explain(small(**timed, timeline__local_iterations=2))
-    assert known.schedule.tau.shape == (known.updates, 4)
+    assert known.schedule.tau.shape == (3, 4)
     assert (known.schedule.tau[known.schedule.tau > 0] == 2).all()
     np.testing.assert_array_equal(known.trace.time, 2.0 * np.arange(1, 4))
     words = repr(known)

@@ -33,7 +33,7 @@ CHECKED = [
     "tsfl_jax.report.gantt",
     "tsfl_jax.rules",
     "studies.bounds",
-    "tsfl_jax.studies.compare",
+    "studies.compare",
     "studies.riders",
     "studies.sensitivity",
     "tsfl_jax.theory",

@@ -6,8 +6,8 @@ Time: about 3 hours on 2 cores (estimated from 276 samples/s); GPU not measured.
 Run: python launch.py --config=configs/cifar10_case3.py --config.algorithm=dms
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
 
 
-def get_config() -> experiments.Config:
-    return experiments.paper("cifar10_case3")
+def get_config() -> config_files.Config:
+    return config_files.load("papers:cifar10_case3")

@@ -6,8 +6,8 @@ Time: about 10 minutes on 2 cores (estimated from 9,670 samples/s); GPU not meas
 Run: python launch.py --config=configs/fashion_mnist_case3.py --config.algorithm=dms
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
 
 
-def get_config() -> experiments.Config:
-    return experiments.paper("fashion_mnist_case3")
+def get_config() -> config_files.Config:
+    return config_files.load("papers:fashion_mnist_case3")

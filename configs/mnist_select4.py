@@ -6,8 +6,8 @@ Time: about 1 minute on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/mnist_select4.py --config.algorithm=dms
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
 
 
-def get_config() -> experiments.Config:
-    return experiments.paper("mnist_select4")
+def get_config() -> config_files.Config:
+    return config_files.load("papers:mnist_select4")

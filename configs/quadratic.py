@@ -9,8 +9,29 @@ Time: about 10 seconds on 2 CPU cores, compilation included.
 Run: python launch.py --config=configs/quadratic.py
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax.config import Config, replace
+
+CLIENTS = {
+    "algorithm": "dms",  # or fedavg, fedprox, fednova, …
+    "num_intervals": 50,
+    "num_clients": 10,
+    "lr": 0.1,  # η <= 1/L keeps every iterate among w⁰ and the samples
+    "momentum": 0.0,
+    "batch_size": 8,
+    "data.name": "quadratic",
+    "data.shape": (8,),
+    "quadratic.smoothness": 1.0,
+    "quadratic.convexity": 0.1,
+    "quadratic.grad_variance": "constant(0.5)",
+    "quadratic.dissimilarity": "constant(1)",
+    "quadratic.distance": 4.0,
+    "partition.kind": "label",
+    "schedule.kind": "case1",
+    "schedule.data_size": 64,
+    "schedule.iteration": "step",
+    "model.name": "quadratic",
+}
 
 
-def get_config() -> experiments.Config:
-    return experiments.quadratic()
+def get_config() -> Config:
+    return replace(Config(), CLIENTS)

@@ -6,8 +6,8 @@ Time: about 20 hours on 2 cores (estimated from 70 samples/s); GPU not measured.
 Run: python launch.py --config=configs/svhn_case1.py --config.algorithm=dms
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
 
 
-def get_config() -> experiments.Config:
-    return experiments.paper("svhn_case1")
+def get_config() -> config_files.Config:
+    return config_files.load("papers:svhn_case1")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from studies import arena, fleets, study
+from studies import arena, arguments, fleets, study
 from studies.fleets import BOUNDS, FleetNumbers
 from studies.study import Changes
 from tsfl_jax.config import Config, get, replace
@@ -29,7 +29,6 @@ from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, p_text, paired_p, spread
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import grid, sweeps
-from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 
 # Seeds of the search, of the choice between its last mean and its best, of the result.
@@ -234,7 +233,7 @@ def rows_of(several: Sequence[Confirmed]) -> list[dict[str, str]]:
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = study.make_parser("adversary", __doc__, None)
+    parser = arguments.make_parser("adversary", __doc__, None)
     arguments.add_settings(parser)
     about = "the two rules (default: dms fedavg); searched both ways"
     options = {"default": ["dms", "fedavg"], "choices": tuple(AGGREGATORS)}
@@ -288,4 +287,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("adversary", main)
+    arguments.start("adversary", main)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from studies import arena_report, fleets, study
+from studies import arena_report, arguments, fleets, study
 from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, get, replace
@@ -27,7 +27,6 @@ from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import curves_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import grid, sweeps
-from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 
 # All rules that need no settings of their own. Not the two that need validation samples
@@ -359,7 +358,7 @@ _TABLES = ("md", "csv")
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = study.make_parser("arena", __doc__)
+    parser = arguments.make_parser("arena", __doc__)
     arguments.add_settings(parser)
     several: dict[str, Sequence[str]] = {"rules": RULES, "fleets": tuple(FLEETS)}
     several |= {"splits": tuple(SPLITS)}
@@ -410,4 +409,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("arena", main)
+    arguments.start("arena", main)

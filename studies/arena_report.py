@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from studies import arguments
 from studies.verdicts import BETTER, WORSE, signed_rank_p, verdict
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, holm, p_text, paired_p, spread
-from tsfl_jax.studies import arguments
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from studies import study
+from studies import arguments, study
+from tsfl_jax import config_files
 from tsfl_jax.config import Config, get
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.engine import devices
@@ -24,7 +25,6 @@ from tsfl_jax.prepare.prepare import load_dataset, prepare
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.run import grid, sweeps
-from tsfl_jax.studies import arguments, experiments
 from tsfl_jax.theory import bounds
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.types import UserError
@@ -39,7 +39,7 @@ _MIXED = {
     "quadratic.grad_variance": "; ".join(["constant(0.1)", "constant(0.9)"] * 5),
 }
 _FEDAVG = {"algorithm": "fedavg", "quadratic.convexity": 1.0}
-# Label → settings that differ from `experiments.quadratic`.
+# Label → settings that differ from configs/quadratic.py.
 SETTINGS: dict[str, dict] = {
     "as in the config, FedAvg": _FEDAVG,
     "as in the config, DMS": _FEDAVG | {"algorithm": "dms"},
@@ -234,11 +234,11 @@ def plot_bounds(
 
 def main(texts: list[str]) -> None:
     """Run all settings, write table and figure."""
-    parser = study.make_parser("bounds", __doc__, 32)
+    parser = arguments.make_parser("bounds", __doc__, 32)
     given = arguments.parse(parser, texts)
     out = files.prepare_workdir(given.out, "--out")
     devices.start(1)
-    base = experiments.quadratic()
+    base = config_files.load("quadratic")
     results = []
     for label, changes in SETTINGS.items():
         print(label, file=sys.stderr)
@@ -256,4 +256,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("bounds", main)
+    arguments.start("bounds", main)

@@ -22,14 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from studies import study
+from studies import arguments, reproduce, study
+from studies.paper_results import ALGORITHMS, CELLS
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, spread
 from tsfl_jax.run import grid
-from tsfl_jax.studies import arguments, reproduce
-from tsfl_jax.studies.paper_results import ALGORITHMS, CELLS
 from tsfl_jax.types import UserError
 
 BASELINES = ("fedavg", "fedprox", "fedasync")  # DMS must not decide
@@ -454,8 +453,7 @@ def chosen(parser: argparse.ArgumentParser, text: str) -> Sequence[Variant]:
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = reproduce.make_parser("calibrate", __doc__, "runs/calibrate")
-    parser.prog = "python -m studies.calibrate"
+    parser = reproduce.make_parser("calibrate", __doc__)
     about = "only the first so many variants (12), or from the 13th on (12:)"
     parser.add_argument("--variants", default=":", help=about)
     about = "only the first so many stages, without DMS (default: all)"
@@ -495,4 +493,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("calibrate", main)
+    arguments.start("calibrate", main)

@@ -13,14 +13,13 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from studies import study
+from studies import arguments, compare, study
 from studies.study import Case, Changes, Runs, Study
 from tsfl_jax.config import Config, get, read
 from tsfl_jax.report import files, style
 from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.run import grid
-from tsfl_jax.studies import arguments, compare
 from tsfl_jax.theory.bounds import heterogeneity_degree
 from tsfl_jax.types import UserError
 
@@ -203,7 +202,7 @@ TAKEN = {
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = study.make_parser("heterogeneity", __doc__)
+    parser = arguments.make_parser("heterogeneity", __doc__)
     study.add_problem(parser, any_case=False)
     about = "fig2a: accuracy against δ; fig2b: time to --accuracy"
     parser.add_argument("target", nargs="+", choices=[*TAKEN], help=about)
@@ -228,4 +227,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("heterogeneity", main)
+    arguments.start("heterogeneity", main)

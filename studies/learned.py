@@ -23,7 +23,7 @@ import numpy as np
 import xarray
 from jaxtyping import Float
 
-from studies import study
+from studies import arguments, study
 from studies.study import Row
 from studies.verdicts import tested
 from tsfl_jax import data, rng
@@ -32,7 +32,6 @@ from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS
 from tsfl_jax.rules.learned import FEATURES
 from tsfl_jax.run import grid
-from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 
 _DIGITS = {
@@ -236,7 +235,7 @@ def test_rows(
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = study.make_parser("learned", __doc__, 2)
+    parser = arguments.make_parser("learned", __doc__, 2)
     about = "trained θ, as a study has printed it: tau=0.1,left=0.2,… (default: train)"
     parser.add_argument("--theta", default="", help=about)
     even = arguments.ranged(int, lambda n: n >= 2 and n % 2 == 0, "even and above 0")
@@ -289,4 +288,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("learned", main)
+    arguments.start("learned", main)

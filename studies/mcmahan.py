@@ -21,14 +21,13 @@ import xarray
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from studies import study
+from studies import arguments, study
 from studies.study import Row
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import diverged_note, spread
 from tsfl_jax.run import grid
-from tsfl_jax.studies import arguments
 from tsfl_jax.types import UserError
 
 _SAMPLES = 600  # of a client
@@ -239,7 +238,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
     Raises:
       UserError: a setting that each run sets.
     """
-    parser = study.make_parser("mcmahan", __doc__, seeds=3)
+    parser = arguments.make_parser("mcmahan", __doc__, seeds=3)
     arguments.add_settings(parser)
     many: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
     parser.add_argument("--networks", default=[*NETWORKS], choices=NETWORKS, **many)
@@ -285,4 +284,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("mcmahan", main)
+    arguments.start("mcmahan", main)

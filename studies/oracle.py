@@ -16,7 +16,7 @@ import numpy as np
 import pandas
 import xarray
 
-from studies import study
+from studies import arguments, study
 from studies.differences import plot_differences
 from studies.study import Case, Changes, Row, Runs, Study, texts
 from studies.verdicts import over
@@ -119,4 +119,4 @@ STUDY = Study(
 )
 
 if __name__ == "__main__":
-    study.start("oracle", lambda texts: study.main(STUDY, texts))
+    arguments.start("oracle", lambda texts: study.main(STUDY, texts))

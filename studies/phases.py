@@ -24,7 +24,7 @@ import numpy as np
 import pandas
 import xarray
 
-from studies import study
+from studies import arguments, study
 from studies.differences import plot_differences
 from studies.study import Case, Changes, Row, Runs, Study, texts
 from studies.verdicts import OPEN, over
@@ -201,4 +201,4 @@ STUDY = Study(
 )
 
 if __name__ == "__main__":
-    study.start("phases", lambda texts: study.main(STUDY, texts))
+    arguments.start("phases", lambda texts: study.main(STUDY, texts))

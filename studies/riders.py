@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray
 
-from studies import study
+from studies import arguments, study
 from studies.study import Case, Changes, Row, Runs, Study
 from studies.verdicts import over
 from tsfl_jax.config import Config, get
@@ -103,4 +103,4 @@ STUDY = Study(
 )
 
 if __name__ == "__main__":
-    study.start("riders", lambda texts: study.main(STUDY, texts))
+    arguments.start("riders", lambda texts: study.main(STUDY, texts))

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import xarray
 
-from studies import study
+from studies import arguments, reproduce, study
 from studies.study import Case, Changes, Row, Runs, Study
 from studies.verdicts import over, tested
 from tsfl_jax.config import Config, get
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS
-from tsfl_jax.studies import arguments, reproduce
 
 
 class Choice(NamedTuple):
@@ -154,4 +153,4 @@ STUDY = Study(
 )
 
 if __name__ == "__main__":
-    study.start("sensitivity", lambda texts: study.main(STUDY, texts))
+    arguments.start("sensitivity", lambda texts: study.main(STUDY, texts))

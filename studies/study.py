@@ -19,13 +19,13 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Num
 
-from tsfl_jax import command
+from studies import arguments
+from tsfl_jax import config_files
 from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import curves_of, diverged_note, spread
 from tsfl_jax.run import grid, sweeps
-from tsfl_jax.studies import arguments, experiments
 from tsfl_jax.types import UserError
 
 # Small enough for seconds: scikit-learn's digits on a perceptron.
@@ -37,6 +37,7 @@ _DIGITS = {
     "data.validation": 200,
     "devices": 1,
 }
+CLASSES = 10  # of each data set of the paper, and of scikit-learn's digits
 DATA = ("digits", "mnist", "fashion_mnist")
 _VALIDATION = 1000  # samples, of MNIST and Fashion-MNIST
 Changes = Mapping[str, Any]  # setting → value
@@ -84,7 +85,7 @@ def run(
     seeds: int,
     workdir: pathlib.Path | None,
     dims: Sequence[str] = ("rule",),
-    classes: int = experiments.CLASSES,
+    classes: int = CLASSES,
     first_seed: int = 0,
     **options: Any,
 ) -> Runs:
@@ -133,20 +134,6 @@ def rows_of(columns: Mapping[str, Any]) -> list[Row]:
     """Rows of a table from its columns, all of the same length."""
     lists = {name: np.asarray(column).tolist() for name, column in columns.items()}
     return pandas.DataFrame(lists).to_dict("records")  # pyright: ignore
-
-
-def make_parser(
-    name: str, about: str | None, seeds: int | None = 5
-) -> argparse.ArgumentParser:
-    """The parser of ``python -m studies.NAME``, with ``--seeds`` and ``--out``."""
-    parser = arguments.make_parser(name, about, seeds, f"runs/{name}")
-    parser.prog = f"python -m studies.{name}"
-    return parser
-
-
-def start(name: str, main: Callable[[list[str]], None]) -> None:
-    """Run a study with the arguments of this process; wrong input is one line."""
-    command.run(f"python -m studies.{name}", main, sys.argv[1:])
 
 
 def check_free(given: Changes, taken: Collection[Any], study: str) -> None:
@@ -236,7 +223,7 @@ def config_of(
         config = Config()
         changes |= _DIGITS | {"schedule.kind": f"case{case}"}
     else:
-        config = experiments.paper(f"{given.data}_case{case}")
+        config = config_files.load(f"papers:{given.data}_case{case}")
         if validation:
             changes["data.validation"] = _VALIDATION
     if given.intervals:
@@ -272,7 +259,7 @@ def parse(study: Study, texts: list[str]) -> argparse.Namespace:
     Raises:
       UserError: a setting that each of its runs sets.
     """
-    parser = make_parser(study.name, study.about)
+    parser = arguments.make_parser(study.name, study.about)
     add_problem(parser, study.any_case)
     study.add(parser)
     given = parse_problem(parser, texts)

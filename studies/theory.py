@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from studies import study
+from studies import arguments, study
 from tsfl_jax import rng
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
@@ -461,7 +461,7 @@ def write_theory(
 
 def main(texts: list[str]) -> None:
     """Write the files and print the table."""
-    parser = study.make_parser("theory", __doc__, None)
+    parser = arguments.make_parser("theory", __doc__, None)
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
     parser.add_argument("--weight_limit", type=float, help="θ instead of the run's own")
     parser.set_defaults(out=None)
@@ -473,4 +473,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("theory", main)
+    arguments.start("theory", main)

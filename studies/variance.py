@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from studies import study
+from studies import arguments
 from studies.verdicts import LEVEL
 from tsfl_jax import rng
 from tsfl_jax.config import SEEDS
@@ -363,7 +363,7 @@ def text_of_folder(folder: pathlib.Path) -> str:
 
 def main(texts: list[str]) -> None:
     """Write variance.md and print it."""
-    parser = study.make_parser("variance", __doc__, None)
+    parser = arguments.make_parser("variance", __doc__, None)
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished sweep")
     parser.set_defaults(out=None)
     given = parser.parse_args(texts)
@@ -374,4 +374,4 @@ def main(texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    study.start("variance", main)
+    arguments.start("variance", main)

@@ -13,11 +13,11 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 
-ROOT = "types rng trees components sections stopping host_memory interrupts command"
+ROOT = "types rng trees components sections host_memory command"
 FOLDERS = "timeline data models theory rules uplink"
 # Assembled from the tables of the folders above.
 BORDER = "config validate config_files settings_page"
-LATER = "engine report prepare run studies"
+LATER = "engine report prepare run"
 ORDER = f"{ROOT} {FOLDERS} {BORDER} {LATER} flower cli __main__".split()
 ENTRY_POINTS = {"__init__"}  # the public API
 MOST_LINES, TALLEST = 500, 60

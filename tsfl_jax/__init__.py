@@ -17,9 +17,6 @@ Timelines without training are in `tsfl_jax.timeline`, tables and figures in
 `tsfl_jax.report`. The command line: ``tsfl --help``.
 """
 
-import tsfl_jax.interrupts  # noqa: F401  # first, for Ctrl-C while importing
-
-# isort: split
 from tsfl_jax import rules, theory
 from tsfl_jax.components import component, setting
 from tsfl_jax.config import Config

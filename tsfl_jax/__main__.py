@@ -10,8 +10,6 @@ from tsfl_jax.types import nearest
 
 # Command -> module with a function main(arguments).
 _MODULES = {
-    "compare": "tsfl_jax.studies.compare",
-    "reproduce": "tsfl_jax.studies.reproduce",
     "tensorboard": "tsfl_jax.report.tensorboard",
     "report": "tsfl_jax.report.page",
 }
@@ -21,8 +19,6 @@ usage: tsfl COMMAND [arguments]
   run          train one experiment: tsfl run --config=mnist_case1 --config.lr=0.01
   sweep        train many: tsfl sweep --config=mnist_case1 --sweep seed=0:5
   explain      describe a run without training it
-  compare      frameworks on one virtual clock: tsfl compare frameworks
-  reproduce    tables and figures of the paper: tsfl reproduce table1
   report       one HTML file of runs, sweeps and studies: tsfl report runs/sweep
   tensorboard  event files of a finished run
   configs      list the experiments that --config knows by name

@@ -2,17 +2,14 @@
 
 import argparse
 import contextlib
-import dataclasses
 import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-import jax
-
-from tsfl_jax import command, config_files, interrupts
-from tsfl_jax.config import SETTINGS, Config, flat, replace, value
+from tsfl_jax import command, config_files
+from tsfl_jax.config import SETTINGS, Config, replace, value
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, style, writers
@@ -51,14 +48,6 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     add("--ray", metavar="ADDRESS", nargs="?", const="", help=text)
     text = "do not train: print and plot timeline, work and memory"
     add("--explain", action="store_true", help=text)
-    text = "several processes: how many; 0 as Slurm, Open MPI or Kubernetes say"
-    add("--processes", metavar="COUNT", type=int, default=1, help=text)
-    text = "several processes: which one, from 0"
-    add("--process", metavar="INDEX", type=int, default=0, help=text)
-    text = "several processes: where process 0 listens"
-    add("--coordinator", metavar="HOST:PORT", default="", help=text)
-    text = "several processes: seconds to wait for all of them to start"
-    add("--join_timeout", metavar="SECONDS", type=int, default=300, help=text)
     text = "follow a run live, comma-separated: " + ", ".join(writers.WRITERS)
     add("--writer", metavar="NAMES", default="", help=text)
     hidden = argparse.SUPPRESS
@@ -123,33 +112,20 @@ def _unknown(word: str, flags: list[str]) -> str:
 def _check_together(name: str, flags: Flags) -> None:
     """Raise `UserError` where a flag would be ignored, or another one is missing."""
     is_sweep = bool(flags.sweep or flags.sweep_file)
-    single = "--explain, --writer, --processes: each belongs to a single run"
+    single = "--explain, --writer: each belongs to a single run"
     divided = "--shard, --collect, --ray: expected one of them, with --sweep and a "
-    count = "--process, --coordinator: say how many processes there are, with "
     is_divided = [flags.shard != "", flags.collect, flags.ray is not None]
-    modes = [is_sweep, flags.explain, flags.writer or flags.processes != 1]
+    modes = [is_sweep, flags.explain, flags.writer]
     problems = {
         "which settings? add --sweep NAME=VALUES": name == "tsfl sweep"
         and not is_sweep,
         single: sum(map(bool, modes)) > 1,
         f"{divided}--workdir": any(is_divided)
         and not (sum(is_divided) == 1 and is_sweep and flags.workdir),
-        f"{count}--processes": flags.processes == 1
-        and (flags.process or flags.coordinator),
     }
     for problem, is_there in problems.items():
         if is_there:
             raise UserError(problem)
-
-
-def _join(flags: Flags, config: Config) -> None:
-    """Join the processes that share this run, if there are several."""
-    if flags.processes == 1:
-        return
-    progress.log(sys.stderr, "waiting for the other processes …")
-    settings = flat(report.plain(dataclasses.asdict(config)))
-    address, timeout = flags.coordinator, flags.join_timeout
-    devices.join(address, flags.processes, flags.process, settings, timeout)
 
 
 def _label(flags: Flags, config: Config) -> str:
@@ -175,7 +151,7 @@ def _headline(exp: runner.Experiment) -> str:
 
 def _interrupts() -> Callable[[], bool]:
     """Make the first Ctrl-C or SIGTERM end the run after its call, the second now."""
-    interrupts.check()
+    command.check_stopped()
     signals: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
@@ -262,22 +238,18 @@ def _sweep(flags: Flags, config: Config, points: grid.Points) -> None:
 
 
 def _train(flags: Flags, config: Config) -> None:
-    """Run one experiment; of several processes the first prints and writes files."""
-    stream = sys.stderr if devices.first() else None
+    """Run one experiment."""
+    stream = sys.stderr
     progress.log(stream, "preparing data and model …")
     exp = runner.build(config)
-    workdir = flags.workdir or "runs"
-    if not flags.workdir and devices.first():
-        workdir = report.new_workdir("runs", _label(flags, config))
+    workdir = flags.workdir or report.new_workdir("runs", _label(flags, config))
     progress.log(stream, _headline(exp))
     progress.log(stream, f"results in {workdir}")
     _log_notes(stream, exp.prepared.notes)
     with _resumable(workdir):
         result = runner.run(exp, workdir, stream, _interrupts(), flags.writer)
-    jax.distributed.shutdown()  # waits for the others; nothing, if there are none
-    if stream is not None:
-        print(progress.summary_text(result.summary, workdir))
-        _log_notes(stream, result.summary["notes"][len(exp.prepared.notes) :])
+    print(progress.summary_text(result.summary, workdir))
+    _log_notes(stream, result.summary["notes"][len(exp.prepared.notes) :])
     lost = result.summary["diverged_at"]
     if lost is not None:
         raise command.Ended(
@@ -299,9 +271,7 @@ def main(name: str, texts: list[str]) -> None:
     points = _points(flags)
     # First of all: the first use of JAX starts it with one CPU device.
     devices.start(config.devices)
-    _join(flags, config)
-    # Ray starts processes, which it has to do before JAX starts.
-    if flags.workdir and (flags.ray is not None or devices.first()):
+    if flags.workdir:
         report.check_workdir(flags.workdir)
     if flags.explain:
         _explain(flags, config)

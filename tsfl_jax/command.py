@@ -1,16 +1,11 @@
 """How a command ends: with one line and an exit code; no traceback for wrong input."""
 
 import argparse
-import os
+import signal
 import sys
-import time
-import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import jax
-
-from tsfl_jax import interrupts
 from tsfl_jax.types import UserError, one_line
 
 # What a user can do, wherever memory runs out.
@@ -18,6 +13,26 @@ LESS_MEMORY = (
     "use a smaller --config.client_block, --config.batch_size, --config.num_clients or "
     "--runs_per_call"
 )
+
+
+_signals: list[int] = []  # Ctrl-C since the command began
+
+
+def _raise(number: int, frame: Any) -> None:
+    del frame
+    _signals.append(number)
+    raise KeyboardInterrupt
+
+
+def was_stopped() -> bool:
+    """Whether Ctrl-C came; Python loses a KeyboardInterrupt in JAX's callbacks."""
+    return bool(_signals)
+
+
+def check_stopped() -> None:
+    """Raise a KeyboardInterrupt that was lost."""
+    if _signals:
+        raise KeyboardInterrupt
 
 
 class Ended(Exception):  # noqa: N818, it is not always an error
@@ -60,11 +75,11 @@ def run(program: str, main: Callable[[list[str]], None], texts: list[str]) -> No
       texts: the arguments, without the program's name.
     """
     try:
-        interrupts.release()
+        signal.signal(signal.SIGINT, _raise)
         try:
             return main(texts)
         finally:  # a library may drop Ctrl-C, or make another error of it
-            interrupts.check()
+            check_stopped()
     except UserError as error:
         message, code = one_line(error), 2
     except Ended as ended:
@@ -74,16 +89,8 @@ def run(program: str, main: Callable[[list[str]], None], texts: list[str]) -> No
     except Exception as error:
         message, code = f"not enough memory ({one_line(error)}); {LESS_MEMORY}", 2
         if not out_of_memory(error):
-            if not jax.distributed.is_initialized():
-                raise
-            traceback.print_exc()
-            message = "if another process was lost, the same commands with the same "
-            message, code = f"{one_line(error)}; {message}--workdir resume", 1
+            raise
     line = "\n" if sys.stderr.isatty() else ""  # below a progress line
     print(f"{line}{program}: {message}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    if jax.distributed.is_initialized():  # at its end Python would wait for the others
-        time.sleep(jax.process_index() == 0)  # JAX ends them when process 0 does
-        os._exit(code)
-    exec("")  # or Ctrl-C in an earlier exec makes python -m end by the signal
     sys.exit(code)

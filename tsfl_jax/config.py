@@ -30,8 +30,8 @@ from tsfl_jax.sections import (
     General,
     Seeds,
     SeedsConfig,
+    StopConfig,
 )
-from tsfl_jax.stopping import StopConfig
 from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig

@@ -10,6 +10,9 @@ section.
 import dataclasses
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from tsfl_jax.components import Part, component, setting
 from tsfl_jax.types import UserError
 
@@ -73,6 +76,36 @@ class Seeds(NamedTuple):
     split: int
     fleet: int
     batches: int
+
+
+@component("stop")
+class StopConfig:
+    """The end of a run before T intervals, by its test scores; single runs only."""
+
+    at: float = setting(
+        0.0,
+        "end after the first test accuracy that is at least this, in [0, 1]; 0: off",
+        low=0,
+        high=1,
+        effect=False,
+    )
+    patience: int = setting(
+        0,
+        "end after so many tests without a best accuracy (or loss); 0: off",
+        low=0,
+        effect=False,
+    )
+
+    def is_reached(
+        self, accuracy: Float[np.ndarray, "T"], loss: Float[np.ndarray, "T"]
+    ) -> bool:
+        """Whether a run ends, by the scores of its finished intervals; NaN: no test."""
+        score = accuracy[~np.isnan(accuracy)]
+        if self.at and score.size and score.max() >= self.at:
+            return True
+        if not score.size:  # of a regression
+            score = -loss[~np.isnan(loss)]
+        return bool(score.size and 0 < self.patience < score.size - score.argmax())
 
 
 @dataclasses.dataclass

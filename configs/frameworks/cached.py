@@ -7,11 +7,13 @@ Expected: best test accuracy 94.3 % (seed 0); on the digits see docs/related.md.
 Time: about 15 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/cached.py
 Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/cached:digits
-All: tsfl compare frameworks
+All: python -m studies.compare frameworks
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
+from tsfl_jax.config import Config, replace
 
 
-def get_config(data: str = "mnist") -> experiments.Config:
-    return experiments.framework("cached", data)
+def get_config(data: str = "mnist") -> Config:
+    changes = {"timeline.framework": "cached", "timeline.local_iterations": 3}
+    return replace(config_files.load(f"fleet:{data}"), changes)

@@ -7,11 +7,18 @@ Expected: 96.35 % at best, 90 % after 16.04 virtual seconds, means of 3 seeds.
 Time: about 32 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/fedbuff.py
 Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/fedbuff:digits
-All: tsfl compare frameworks
+All: python -m studies.compare frameworks
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
+from tsfl_jax.config import Config, replace
 
 
-def get_config(data: str = "mnist") -> experiments.Config:
-    return experiments.framework("fedbuff", data)
+def get_config(data: str = "mnist") -> Config:
+    changes = {
+        "timeline.framework": "fedbuff",
+        "algorithm": "fedbuff",
+        "staleness.kind": "polynomial",
+        "timeline.local_iterations": 3,
+    }
+    return replace(config_files.load(f"fleet:{data}"), changes)

@@ -7,11 +7,17 @@ Expected: best test accuracy 95.1 % (seed 0); on the digits see docs/related.md.
 Time: about 20 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/safa.py
 Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/safa:digits
-All: tsfl compare frameworks
+All: python -m studies.compare frameworks
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
+from tsfl_jax.config import Config, replace
 
 
-def get_config(data: str = "mnist") -> experiments.Config:
-    return experiments.framework("safa", data)
+def get_config(data: str = "mnist") -> Config:
+    changes = {
+        "timeline.framework": "safa",
+        "algorithm": "safa",
+        "timeline.local_iterations": 3,
+    }
+    return replace(config_files.load(f"fleet:{data}"), changes)

@@ -7,11 +7,13 @@ Expected: 94.97 % at best, 90 % after 22.99 virtual seconds, means of 5 seeds.
 Time: about 20 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/sfl.py
 Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/sfl:digits
-All: tsfl compare frameworks
+All: python -m studies.compare frameworks
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
+from tsfl_jax.config import Config, replace
 
 
-def get_config(data: str = "mnist") -> experiments.Config:
-    return experiments.framework("sfl", data)
+def get_config(data: str = "mnist") -> Config:
+    changes = {"timeline.framework": "sfl", "timeline.local_iterations": 3}
+    return replace(config_files.load(f"fleet:{data}"), changes)

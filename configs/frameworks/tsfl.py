@@ -7,11 +7,11 @@ Expected: 95.81 % at best, 90 % after 16.00 virtual seconds, means of 5 seeds.
 Time: about 28 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/tsfl.py
 Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/tsfl:digits
-All: tsfl compare frameworks
+All: python -m studies.compare frameworks
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
 
 
-def get_config(data: str = "mnist") -> experiments.Config:
-    return experiments.framework("tsfl", data)
+def get_config(data: str = "mnist") -> config_files.Config:
+    return config_files.load(f"fleet:{data}")

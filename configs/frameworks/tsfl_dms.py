@@ -8,11 +8,13 @@ with --config.constants.when=interval --config.constants.estimator=quotient.
 Time: about 29 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/tsfl_dms.py
 Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/tsfl_dms:digits
-All: tsfl compare frameworks
+All: python -m studies.compare frameworks
 """
 
-from tsfl_jax.studies import experiments
+from tsfl_jax import config_files
+from tsfl_jax.config import Config, replace
 
 
-def get_config(data: str = "mnist") -> experiments.Config:
-    return experiments.framework("tsfl_dms", data)
+def get_config(data: str = "mnist") -> Config:
+    changes = {"algorithm": "dms"}
+    return replace(config_files.load(f"fleet:{data}"), changes)

@@ -27,7 +27,6 @@ FOLDERS = [
     "report",
     "prepare",
     "run",
-    "studies",
 ]
 MODULES = ("types", "components", "sections", "config", "rng", "trees", "validate")
 

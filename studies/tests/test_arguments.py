@@ -9,19 +9,21 @@ from studies import (
     arena,
     bounds,
     calibrate,
+    compare,
     heterogeneity,
     learned,
     mcmahan,
     oracle,
     phases,
+    reproduce,
     riders,
     sensitivity,
     study,
     theory,
 )
+from tsfl_jax import config_files
 from tsfl_jax.config import Config
 from tsfl_jax.run import grid
-from tsfl_jax.studies import experiments
 from tsfl_jax.types import UserError
 
 SET = "sets it in each run"
@@ -38,10 +40,12 @@ PARSE = {
     "arena": arena.parse,
     "arena.main": arena.main,
     "calibrate": calibrate.parse,
+    "compare": compare.main,
     "heterogeneity": heterogeneity.parse,
     "learned": learned.parse,
     "learned.main": learned.main,
     "mcmahan": mcmahan.parse,
+    "reproduce": reproduce.main,
     "theory.main": theory.main,
 }
 COMMANDS = [
@@ -54,16 +58,19 @@ COMMANDS = [
     ("mcmahan --set lr=0.1", SET),
     ("arena.main --set partition.kind=iid --out .", SET),
     ("arena --rules dms", "fedavg must be among them"),
-    ("arena --race=nan", "must be above 0"),
     ("adversary --rules dms dms", "expected two different rules"),
     ("adversary --rules dms krum", "shares no program"),
     ("adversary --population 2", "must be at least 4"),
     ("calibrate --variants=5:5", "--variants=5:5: expected"),
+    ("compare gone.py", "gone.py: no such file"),
+    ("compare smoke", "choose a framework"),
+    ("compare afl --set lr=-1", "--config.lr=-1.0"),
+    ("reproduce table1 --set lrr=1", "--set=lrr=1: there is no such setting"),
+    ("reproduce table1 --case 3", "no cell of this --data and --case; see table2"),
     ("learned --rate inf", "must be above 0"),
     ("learned.main --theta tau=1,tau=1", "a number for each of"),
     ("mcmahan --cells 10,10 --networks cnn", "--cells 10,10: no such row"),
     ("oracle --idx /no/such", "no such folder"),
-    ("oracle --intervals -1", "must be at least 0"),
     ("theory.main nowhere", "no finished run there"),
 ]
 
@@ -83,7 +90,7 @@ def test_settings_that_a_study_cannot_use():
     config = Config(num_intervals=9, eval_every=5)
     with pytest.raises(UserError, match="eval_every=5: the model is tested 2 times"):
         phases.points(config, study.parse(phases.STUDY, []))
-    several = grid.changed(experiments.quadratic(), {"num_intervals": 2})
+    several = grid.changed(config_files.load("quadratic"), {"num_intervals": 2})
     with pytest.raises(UserError, match="one curvature"):
         bounds.run_setting("", several, 1)
 

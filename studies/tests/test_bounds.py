@@ -8,7 +8,6 @@ import pytest
 from studies import bounds as bound_study
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.run import grid
-from tsfl_jax.studies import experiments
 from tsfl_jax.theory import bounds as theory
 from tsfl_jax.theory.bounds import BoundConstants
 
@@ -27,7 +26,7 @@ KNOWN = Exact(
 
 @functools.cache
 def result(label, seeds=4, intervals=12):
-    base = experiments.quadratic()
+    base = config_files.load("quadratic")
     changes = bound_study.SETTINGS[label] | {"num_intervals": intervals}
     return bound_study.run_setting(label, grid.changed(base, changes), seeds)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from studies import calibrate
+from tsfl_jax import config_files
 from tsfl_jax.config import SETTINGS, Config, replace
 from tsfl_jax.run import sweeps
-from tsfl_jax.studies import experiments
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -18,7 +18,7 @@ SMALL |= {"num_clients": 4, "batch_size": 8, "schedule.data_size": 32, "devices"
 
 
 def load(cell):
-    return replace(experiments.paper(cell), SMALL)
+    return replace(config_files.load(f"papers:{cell}"), SMALL)
 
 
 def test_all_variants_are_valid_and_different():
@@ -26,10 +26,10 @@ def test_all_variants_are_valid_and_different():
     assert len(set(labels)) == len(labels) >= 12
     for variant in calibrate.VARIANTS:
         assert set(variant.changes) <= set(SETTINGS)
-        validate(replace(experiments.paper("mnist_case1"), variant.changes))
+        validate(replace(config_files.load("papers:mnist_case1"), variant.changes))
         # None decides anything that only DMS reads.
         assert not any(name.startswith("dms.") for name in variant.changes)
-    plain = experiments.paper("mnist_case1")
+    plain = config_files.load("papers:mnist_case1")
     (in_use,) = (r for r in calibrate.VARIANTS if r.label == calibrate.IN_USE)
     assert replace(plain, in_use.changes) == plain
     several = [*calibrate.DMS_VARIANTS.values()]
@@ -37,7 +37,7 @@ def test_all_variants_are_valid_and_different():
         validate(replace(Config(), changes))
     for choice in calibrate.DMS_CHOICES:
         cell = calibrate.cell_of(choice, CELLS)
-        validate(replace(experiments.paper(cell), choice.changes))
+        validate(replace(config_files.load(f"papers:{cell}"), choice.changes))
 
 
 def test_distance_by_hand():

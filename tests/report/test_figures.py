@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from studies import paper_results
 from tsfl_jax.report import bands, runs, statistics, table
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.studies import paper_results
 from tsfl_jax.types import UserError
 
 LABELS = {"data": "digits $x$", "algorithm": "dms", "seed": 0}

@@ -12,7 +12,7 @@ import tsfl_jax
 from tsfl_jax.config import Config, replace
 from tsfl_jax.report import files, tensorboard, writers
 from tsfl_jax.run import runner
-from tsfl_jax.stopping import StopConfig, reached
+from tsfl_jax.sections import StopConfig
 from tsfl_jax.types import UserError
 
 NAN = float("nan")
@@ -50,13 +50,13 @@ def config_of(changes=None):
 )
 def test_when_a_run_ends(at, patience, accuracy, ends):
     stop = StopConfig(at=at, patience=patience)
-    assert reached(stop, np.array(accuracy), np.zeros(len(accuracy))) is ends
+    assert stop.is_reached(np.array(accuracy), np.zeros(len(accuracy))) is ends
 
 
 def test_a_regression_ends_by_its_loss():
     stop, none = StopConfig(patience=2), np.full(3, NAN)
-    assert reached(stop, none, np.array([1.0, 2.0, 1.5]))
-    assert not reached(stop, none, np.array([1.0, 2.0, 0.5]))
+    assert stop.is_reached(none, np.array([1.0, 2.0, 1.5]))
+    assert not stop.is_reached(none, np.array([1.0, 2.0, 0.5]))
 
 
 def tensorboard_scalars(folder):

@@ -2,19 +2,11 @@
 
 One mesh with one axis. Every device holds the samples and the global model, trains its
 share of the clients and adds up its part of Σ ρ_i w_i; the sum over devices is a
-`psum`. Several GPUs, several CPU devices and several processes (`jax.distributed`) run
-the same code. Process 0 reads and writes files. A process that is lost ends the others
-with JAX's own message, at once or when its heartbeats have been missing for 100 s.
-
-NOT done: a run does not continue without a process that has ended; the same commands
-resume it from its last checkpoint.
+`psum`. Several GPUs and several CPU devices run the same code, in one process.
 """
 
 import contextlib
-import hashlib
-import json
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src import distributed  # its client alone has a barrier
-from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Int
 
 from tsfl_jax import trees
-from tsfl_jax.types import UserError, one_line
+from tsfl_jax.types import UserError
 
 AXIS = "clients"
 
@@ -80,14 +70,13 @@ def make_mesh(count: int, num_clients: int) -> Mesh:
     Raises:
       UserError: fewer devices than asked for.
     """
-    devices = jax.devices()
+    devices = jax.local_devices()
     if count > len(devices):
         raise UserError(
             f"--config.devices={count}: JAX sees {len(devices)} "
             f"{devices[0].platform} device(s); use at most that many, or 0 for all"
         )
-    if jax.process_count() == 1:  # a mesh has to span all processes
-        devices = devices[: min(count or len(devices), num_clients)]
+    devices = devices[: min(count or len(devices), num_clients)]
     return Mesh(np.array(devices), (AXIS,))
 
 
@@ -109,119 +98,8 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
 
 
 def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
-    """Put arrays on the devices of the mesh, with a (prefix) tree of specs.
-
-    In several processes, each must pass the whole array, and all the same one.
-    """
-    shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), spec)
-    if jax.process_count() == 1:
-        return jax.device_put(tree, shardings)
-
-    def put(sharding: NamedSharding, part: Any) -> Any:
-        def leaf(a: Any) -> jax.Array:
-            if isinstance(a, jax.Array) and not a.is_fully_addressable:
-                return a  # placed already
-            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-                kind = jax.random.key_impl(a)
-                return jax.random.wrap_key_data(leaf(jax.random.key_data(a)), impl=kind)
-            a = np.asarray(a)
-            # device_put would compare the processes' arrays, and NaN equals nothing.
-            return jax.make_array_from_callback(a.shape, sharding, a.__getitem__)
-
-        return jax.tree.map(leaf, part)
-
-    return jax.tree.map(put, shardings, tree)
-
-
-def join(
-    coordinator: str, count: int, index: int, settings: dict[str, Any], patience: float
-) -> None:
-    """Make this process one of several that run the same program on one mesh.
-
-    JAX itself ends a process that has waited in vain, with the word DEADLINE_EXCEEDED.
-
-    Args:
-      coordinator: ``host:port`` on which process 0 listens; "" where `count` is 0.
-      count: processes; 0 as Slurm, Open MPI or Kubernetes say.
-      index: of this one, 0 ≤ index < count; not used where `count` is 0.
-      settings: JSON values that have to be the same in all processes.
-      patience: seconds to wait until all processes are connected.
-
-    Raises:
-      UserError: an address or index that cannot be used, no job of a cluster, or
-        processes with other settings.
-    """
-    if count and not 0 <= index < count:
-        raise UserError(
-            f"--process={index}: expected 0 to {count - 1} with --processes={count}"
-        )
-    port = re.fullmatch(r".+:(\d{1,5})", coordinator)
-    if (count or coordinator) and not (port and 0 < int(port[1]) < 2**16):
-        raise UserError(
-            f"--coordinator={coordinator}: expected host:port, where process 0 listens,"
-            " with a port from 1 to 65535"
-        )
-    numbers = (count, index) if count else (None, None)
-    seconds = max(1, round(patience))
-    try:
-        jax.distributed.initialize(
-            coordinator or None, *numbers, initialization_timeout=seconds
-        )
-    except (RuntimeError, ValueError) as error:
-        raise UserError(
-            f"--processes={count}: JAX cannot connect them ({one_line(error)})"
-        ) from error
-    meet()
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).digest()
-    digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-    if (digests != digests[0]).any():
-        raise UserError("the processes differ in their settings; give all the same")
-
-
-def meet() -> None:
-    """Wait until all processes call this, however long the slowest takes.
-
-    Processes that reach their first common sum more than 30 s apart do not connect.
-    """
-    if client := distributed.global_state.client:
-        client.wait_at_barrier("tsfl_jax", _WEEK * 1000)
-
-
-def connect(mesh: Mesh) -> None:
-    """Connect the devices of all processes by a first sum over them.
-
-    After it, a synchronization may take as long as it needs; the first one of a run
-    would have to be reached within 30 s, see `meet`.
-    """
-    if jax.process_count() == 1:
-        return
-    total = jax.shard_map(
-        lambda: lax.psum(1, AXIS), mesh=mesh, in_specs=(), out_specs=PartitionSpec()
-    )
-    compiled = jax.jit(total).lower().compile()
-    meet()
-    jax.block_until_ready(compiled())
-
-
-def first() -> bool:
-    """Whether this process is the one that reads and writes files."""
-    return jax.process_index() == 0
-
-
-def any_process(flag: bool) -> bool:
-    """Whether `flag` is true in any process; all of them must call this."""
-    if jax.process_count() == 1:
-        return bool(flag)
-    meet()
-    return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
-
-
-def from_first(value: Any) -> Any:
-    """The tree of process 0 with NumPy leaves; all processes have the same shapes."""
-    if jax.process_count() == 1:
-        return value
-    meet()
-    return jax.tree.map(np.array, multihost_utils.broadcast_one_to_all(value))
+    """Put arrays on the devices of the mesh, with a (prefix) tree of specs."""
+    return jax.device_put(tree, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))
 
 
 def count(axis: str | None) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from tsfl_jax.engine import devices, scan
+from tsfl_jax.engine import scan
 from tsfl_jax.report import progress as bars
 from tsfl_jax.run import checkpoint
 from tsfl_jax.run.program import Arrays, Chunk, Compiled, Program
@@ -125,7 +125,7 @@ def train(
         chunk = _until_lost(chunk) if is_lost else chunk
         progress = progress.added(chunk)
         is_last = is_lost or chunk.last == compiled.program.intervals
-        is_stopped = not is_last and devices.any_process(stop())
+        is_stopped = not is_last and stop()
         now = checkpoint.now()
         if save and not is_last and (is_stopped or last_save.due(now)):
             save(progress._replace(state=jax.device_get(chunk.state)))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tsfl_jax import interrupts
+from tsfl_jax import command
 from tsfl_jax.config import Config
 from tsfl_jax.engine import optimizers
 from tsfl_jax.report import writers as reporting
@@ -75,7 +75,7 @@ def sweep(
     *,
     workdir: str | pathlib.Path | None = None,
     runs_per_call: int = 0,
-    stop: Callable[[], bool] = interrupts.was_asked,
+    stop: Callable[[], bool] = command.was_stopped,
     watch: sweeps.Watch = lambda histories: None,
     verbose: bool = False,
     ray: bool | str = False,

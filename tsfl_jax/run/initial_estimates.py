@@ -13,7 +13,7 @@ import numpy as np
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, estimates, optimizers
+from tsfl_jax.engine import estimates, optimizers
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.prepare.prepare import Prepared
 from tsfl_jax.prepare.rule_settings import needs_constants
@@ -109,5 +109,5 @@ def fill(
     inputs = jax.tree.map(
         lambda a: a.addressable_data(0) if isinstance(a, jax.Array) else a, inputs
     )
-    estimated = devices.from_first(jax.device_get(_estimate(parts, *inputs)))
+    estimated = jax.device_get(_estimate(parts, *inputs))
     return hparams._replace(constants=estimates.completed(hparams.constants, estimated))

@@ -106,7 +106,6 @@ class Program(NamedTuple):
         call = lowered.compile(devices.compiler_options(self.mesh))
         end = time.perf_counter()
         progress.log(stream, f"compiled in {end - begun:.1f} s")
-        devices.meet()  # one process may compile what another finds in its cache
         return Compiled(self, call, middle - begun, end - begun)
 
 

@@ -10,9 +10,8 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 
-from tsfl_jax import interrupts, stopping
+from tsfl_jax import command
 from tsfl_jax.config import Config, flat
-from tsfl_jax.engine import devices
 from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.prepare import Prepared, accepted, prepare_validated
 from tsfl_jax.report import files as report
@@ -103,7 +102,7 @@ def run(
     exp: Experiment,
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
-    stop: Callable[[], bool] = interrupts.was_asked,
+    stop: Callable[[], bool] = command.was_stopped,
     writers: Sequence[reporting.Choice] = (),
 ) -> Result:
     """Run or resume an experiment.
@@ -114,7 +113,7 @@ def run(
       stream: where progress is printed; None: nowhere.
       stop: called after every chunk; True ends the run there, all saved, with
         KeyboardInterrupt.
-      writers: as of `simulate`; of several processes the first one has them.
+      writers: as of `simulate`.
 
     Returns:
       `Result`. Where no client's model is finite any more, the run stops there with the
@@ -124,39 +123,18 @@ def run(
       UserError: the folder cannot be used, or holds another experiment's checkpoint.
     """
     with contextlib.ExitStack() as locks:
-        path = None if workdir is None else report.folder_of(workdir)
-        folder = path if devices.first() else None  # of several processes one writes
+        folder = None if workdir is None else report.folder_of(workdir)
         # Before the folder, which is not made if a writer is refused.
-        chosen = writers if devices.first() else ()
-        opened = [reporting.writer_of(writer, path) for writer in chosen]
-        progress = _begin(exp, folder, stream, locks)
+        opened = [reporting.writer_of(writer, folder) for writer in writers]
+        progress = calls.at_start(exp.program, exp.arrays)
+        if folder:
+            progress = _opened(exp, folder, progress, stream, locks)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
         started = reporting.start(opened, settings, int(progress.finished))
         progress, compile_seconds = _train(exp, folder, progress, stream, stop, started)
         result = _finish(exp, folder, progress, compile_seconds)
         started.end(report.plain(result.summary), folder)
     return result
-
-
-def _begin(
-    exp: Experiment,
-    folder: pathlib.Path | None,
-    stream: IO[str] | None,
-    locks: contextlib.ExitStack,
-) -> Progress:
-    """Where the run stands, the same in all processes; the first one has the folder."""
-    progress, refusal = calls.at_start(exp.program, exp.arrays), None
-    devices.connect(exp.program.mesh)
-    try:
-        if folder:
-            progress = _opened(exp, folder, progress, stream, locks)
-    except UserError as error:
-        refusal = error
-    if devices.any_process(bool(refusal)):
-        raise refusal or UserError("process 0 has stopped and says why")
-    progress = devices.from_first(progress)
-    seconds, finished = np.float64(progress.seconds), np.int64(progress.finished)
-    return progress._replace(seconds=seconds, finished=finished)
 
 
 def _opened(
@@ -230,7 +208,7 @@ def _train(
                 rows = summaries.rows_of(exp.prepared, history, chunk.first)
                 seconds = float(progress.seconds)
                 is_ended = writers.report([r | {"wall_time": seconds} for r in rows])
-            return devices.any_process(is_ended) or _is_reached(exp, progress)
+            return is_ended or _is_reached(exp, progress)
 
         progress = calls.train(
             compiled, exp.arrays, progress, show=show, stop=stop, save=save
@@ -245,7 +223,7 @@ def _is_reached(exp: Experiment, progress: Progress) -> bool:
     """Whether the run ends here by its settings."""
     history = progress.of_run()
     scores = np.asarray(history.test_accuracy), np.asarray(history.test_loss)
-    return stopping.reached(exp.prepared.config.stop, *scores)
+    return exp.prepared.config.stop.is_reached(*scores)
 
 
 def _save(exp: Experiment, folder: pathlib.Path, progress: Progress) -> None:

@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import IO, Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tsfl_jax import host_memory, interrupts
+from tsfl_jax import command, host_memory
 from tsfl_jax.config import Config, settings_of
 from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.backend import start_jax
@@ -136,7 +135,7 @@ def make(
     workdir: str | pathlib.Path | None = None,
     runs_per_call: int = 0,
     stream: IO[str] | None = None,
-    stop: Callable[[], bool] = interrupts.was_asked,
+    stop: Callable[[], bool] = command.was_stopped,
     watch: Watch = lambda histories: None,
     **custom: Any,
 ) -> Sweep:
@@ -162,8 +161,6 @@ def make(
     mesh = start_jax(config)  # before anything else uses JAX
     if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
         raise UserError(f"runs_per_call={runs_per_call!r}: expected an integer >= 0")
-    if jax.process_count() > 1:
-        raise UserError("a sweep runs in one process; give every process a --shard")
     host_memory.require(
         f"sweep {', '.join(names)}",
         sum(map(drawn_bytes, configs)),

@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from studies import paper_results, reproduce
+from tsfl_jax import config_files
+from tsfl_jax.config import Config, replace
 from tsfl_jax.prepare import prepare
-from tsfl_jax.studies import experiments, paper_results, reproduce
 from tsfl_jax.types import UserError
 
 SMALL = {"num_intervals": 3, "num_clients": 4, "batch_size": 8, "lr": 0.03}
@@ -17,14 +19,12 @@ SMALL |= {"schedule.data_size": 32, "data.name": "digits"}
 
 def test_every_cell_has_its_config():
     for name, cell in paper_results.CELLS.items():
-        config = experiments.paper(name)
+        config = config_files.load(f"papers:{name}")
         assert config.data.name == cell.data
         assert cell.accuracy[paper_results.ALGORITHMS.index("dms")] == max(
             cell.accuracy
         )
     assert [len(paper_results.TARGETS[f"table{i}"]) for i in (1, 2)] == [8, 6]
-    with pytest.raises(UserError, match="^experiment of the paper=nonsense: unknown"):
-        experiments.paper("nonsense")
 
 
 def test_wanted_cells_are_run_once_and_in_order():
@@ -73,7 +73,8 @@ def test_the_rows_of_committed_tables_are_written_again(name):
 
 @pytest.mark.slow
 def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(experiments.PAPER, "small", SMALL)
+    small = replace(Config(), SMALL)
+    monkeypatch.setattr(config_files, "load", lambda name: small)
     cells = {
         name: paper_results.PaperCell("small", case, data, (1.0, 2.0, 3.0, 4.0))
         for name, case, data in (

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from studies import arena, calibrate
+from studies import arena, paper_results
 from tsfl_jax import config_files
 from tsfl_jax.config import Config
 from tsfl_jax.prepare import prepare
 from tsfl_jax.report import style
 from tsfl_jax.run import grid
-from tsfl_jax.studies import paper_results
 from tsfl_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
@@ -46,11 +45,6 @@ def test_a_small_cell_gives_what_was_measured(cell):
 def csv_rows(path):
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def cells(line):
-    """The cells of a row of a Markdown table."""
-    return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
 ROWS = {
@@ -130,71 +124,6 @@ def test_the_tables_have_the_means_of_the_finished_runs(case, name):
         check_mean(row, style.name_of(algorithm), curves[algorithm])
 
 
-# Candidates of the phases, and the rules that they are.
-CANDIDATES = {"FedAvg": "fedavg", "DMS": "dms", "adaptive, 4": "dms_adaptive"}
-
-
-def rows_of_page(case, first):
-    """The rows of a case, as cells, in the page's table that begins with `first`."""
-    page = (RESULTS / "README.md").read_text(encoding="utf-8").replace("−", "-")
-    part = page.split("## Fashion-MNIST, Tables 1 and 2")[1].split("\n## ")[0]
-    [table] = [t for t in part.split("\n\n") if t.startswith(first)]
-    rows = [cells(line) for line in table.splitlines()]
-    return [row[1:] for row in rows if row[0] == f"Case {case}"]
-
-
-@pytest.mark.parametrize("case", [1, 2, 3])
-def test_the_phases_and_the_page_have_the_means_of_the_finished_runs(case):
-    curves = curves_of_runs(case)
-    for row in csv_rows(FASHION / f"phases_case{case}.csv"):
-        rule = CANDIDATES[row["rule"]]
-        assert int(row["seeds"]) == len(curves[rule])
-        check_mean(row, "best accuracy, %", curves[rule])
-    [row] = rows_of_page(case, "| setting | FedAvg |")
-    means = [float(cell.split()[0]) for cell in row]
-    count = EXPECTED["cells"][f"fashion_mnist_case{case}"]["seeds"]
-    best = [curves[a][:count].max(1).mean() for a in paper_results.ALGORITHMS]
-    named = dict(zip(paper_results.ALGORITHMS, best, strict=True))
-    assert means == near([*best, named["dms"] - named["fedavg"]])
-
-
-@pytest.mark.parametrize("case", [1, 2, 3])
-def test_the_page_has_the_differences_of_each_seed(case):
-    curves = curves_of_runs(case)
-    rows = rows_of_page(case, "| setting | rule |")
-    assert len(rows) == len(curves.keys() & {"dms", "dms_adaptive"})
-    for name, *shown in rows:
-        found = curves["dms_adaptive" if "adaptive" in name else "dms"]
-        gain = found - curves["fedavg"]
-        thirds = np.array_split(gain, 3, axis=1)
-        parts = [gain[:, :10], thirds[0], thirds[2]]
-        best = found.max(axis=1) - curves["fedavg"].max(axis=1)
-        expected = [best, *(part.mean(axis=1) for part in parts)]
-        values = [[float(v) for v in cell.split(", ")] for cell in shown]
-        assert np.array(values) == pytest.approx(np.array(expected), abs=0.006), name
-
-
-def test_the_calibration_has_each_variant_with_the_distance_of_its_accuracies():
-    """The table is put together of those of several commands."""
-    rows = csv_rows(RESULTS / "calibration.csv")
-    labels = {variant.label for variant in calibrate.VARIANTS}
-    assert {row["variant"] for row in rows} == labels and len(rows) == len(labels)
-    order = [(-int(row["stage"]), float(row["distance, points"])) for row in rows]
-    assert order == sorted(order)
-    for row in rows:
-        gaps = [
-            float(text.split()[0]) - float(column.split("(paper ")[1].rstrip(")"))
-            for column, text in row.items()
-            if "(paper" in column and text != "–"
-        ]
-        shown = float(row["distance, points"])
-        assert shown == pytest.approx(np.sqrt(np.mean(np.square(gaps))), abs=0.011)
-    page = (RESULTS / "calibration.md").read_text(encoding="utf-8")
-    lines = [line for line in page.splitlines() if line.startswith("| ")]
-    written = [cells(line.replace("\\|", "/")) for line in lines[1:]]
-    assert written == [[v.replace("|", "/") for v in row.values()] for row in rows]
-
-
 ARENA = RESULTS / "arena"
 CELL = EXPECTED["arena"]["small"]
 
@@ -213,19 +142,6 @@ def test_committed_tables_of_the_arena_hold_the_expected_values(data):
         values = {row["rule"]: accuracy(row) for row in cell}
         for rule, value in CELL["accuracy_percent"].items():
             assert values[style.name_of(rule)] == near(value)
-
-
-@pytest.mark.parametrize("data", EXPECTED["arena"]["accuracy_percent"])
-def test_the_page_of_the_arena_has_the_committed_tables(data):
-    page = (ARENA / "README.md").read_text(encoding="utf-8").casefold()
-    part = page.split(f"\n## {data}\n")[1].split("\n## ")[0]
-    lines = [line for line in part.splitlines() if line.startswith("| ")]
-    first, *rows = [cells(line) for line in lines]
-    rules = csv_rows(ARENA / data / "arena_rules.csv")
-    assert [row[0] for row in rows] == [rule["rule"].casefold() for rule in rules]
-    for row, rule in zip(rows, rules, strict=True):
-        columns = {name.casefold(): value.casefold() for name, value in rule.items()}
-        assert row == [columns[name] for name in first], row[0]
 
 
 SPREAD = re.compile(r"([+-]?\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)")

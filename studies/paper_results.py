@@ -12,7 +12,7 @@ ALGORITHMS: tuple[str, ...] = ("fedavg", "fedprox", "fedasync", "dms")
 class PaperCell(NamedTuple):
     """One row of a table: a case on a data set."""
 
-    config: str  # the experiment in `studies.experiments`
+    config: str  # the experiment in configs/papers.py
     case: str
     data: str  # as in ``config.data.name``
     accuracy: tuple[float, float, float, float]  # in %, in order of ALGORITHMS

@@ -1,4 +1,4 @@
-"""``tsfl compare frameworks``: accuracy of several frameworks in virtual time.
+"""``python -m studies.compare frameworks``: frameworks on one virtual clock.
 
 Each config file is one way to organize the same clients. All run with the same seeds,
 so that they have the same data, speeds and delays: a paired comparison. Configs with
@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from studies import arguments
 from tsfl_jax import config_files, data
 from tsfl_jax.config import READERS, Config, flat, get
 from tsfl_jax.engine import devices
@@ -30,7 +31,6 @@ from tsfl_jax.report.statistics import (
     time_to,
 )
 from tsfl_jax.run import grid, runner
-from tsfl_jax.studies import arguments
 from tsfl_jax.timeline import deliveries, ticks
 from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.types import Dataset, UserError
@@ -266,7 +266,7 @@ def _settings_of(
 
 def main(texts: list[str]) -> None:
     """Run all, write table and figure."""
-    parser = arguments.make_parser("compare", __doc__, 3, "runs/compare")
+    parser = arguments.make_parser("compare", __doc__, 3)
     arguments.add_settings(parser)
     text = "files, names as in tsfl configs, or all of a folder: frameworks, or "
     text += "without a download frameworks:digits"
@@ -293,3 +293,7 @@ def main(texts: list[str]) -> None:
     )
     for path in write_comparison(out, results, flags.target, title):
         print(path)
+
+
+if __name__ == "__main__":
+    arguments.start("compare", main)

@@ -1,7 +1,7 @@
-"""``tsfl reproduce table1``: the paper's tables and figures, run here.
+"""``python -m studies.reproduce table1``: the paper's tables and figures, run here.
 
 Every cell of a table is one sweep (four algorithms, several seeds) of an experiment in
-`studies.experiments`, kept under ``--out``; a finished sweep is reused, an interrupted
+configs/papers.py, kept under ``--out``; a finished sweep is reused, an interrupted
 one resumes. Cells whose data set is not available are listed as such.
 """
 
@@ -15,6 +15,9 @@ from typing import IO, NamedTuple
 import numpy as np
 import pandas as pd
 
+from studies import arguments, paper_results, study
+from studies.paper_results import ALGORITHMS
+from tsfl_jax import config_files
 from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files, paper, style
@@ -27,8 +30,6 @@ from tsfl_jax.report.statistics import (
     spread,
 )
 from tsfl_jax.run import grid, sweeps
-from tsfl_jax.studies import arguments, experiments, paper_results
-from tsfl_jax.studies.paper_results import ALGORITHMS
 from tsfl_jax.types import UserError
 
 _DATA_NAMES = {
@@ -58,7 +59,7 @@ def changed_config(name: str, flags: argparse.Namespace) -> tuple[Config, str]:
       name: of the experiment, such as "mnist_case1".
       flags: of the command line, as in all functions here.
     """
-    labels, config = dict(flags.set), experiments.paper(name)
+    labels, config = dict(flags.set), config_files.load(f"papers:{name}")
     if flags.intervals:
         labels["num_intervals"] = flags.intervals
     changes = {"data.download": False} | flags.data_dir
@@ -82,7 +83,7 @@ def run_cell(
         print(f"{cell.config}: {reason}", file=sys.stderr)
         return CellResult(cell, None, None, 0.0, reason)
     runs = result.to_xarray()  # [algorithm, seed, …]
-    best = np.nanmax(curves_of(runs, experiments.CLASSES), axis=-1)
+    best = np.nanmax(curves_of(runs, study.CLASSES), axis=-1)
     history = {name: runs[name].values for name in ("test_accuracy", "rho", "tau")}
     note = arguments.joined(note, diverged_note(result.history))
     seconds = sum(row["seconds"] for row in result.rows)
@@ -199,9 +200,9 @@ def chosen_cells(
     ]
 
 
-def make_parser(name: str, doc: str | None, out: str) -> argparse.ArgumentParser:
+def make_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """A parser with the arguments of cells: ``--data``, ``--intervals``, ``--idx``."""
-    parser = arguments.make_parser(name, doc, 5, out)
+    parser = arguments.make_parser(name, doc)
     arguments.add_settings(parser)
     add = parser.add_argument
     help_of_data = f"only these data sets of {', '.join(DATA)}"
@@ -234,10 +235,7 @@ def parsed(parser: argparse.ArgumentParser, texts: list[str]) -> argparse.Namesp
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
     targets = [*paper_results.TARGETS]
-    parser, names = (
-        make_parser("reproduce", __doc__, "runs/reproduce"),
-        [*targets, "all"],
-    )
+    parser, names = make_parser("reproduce", __doc__), [*targets, "all"]
     text = ", ".join(names)
     parser.add_argument("target", nargs="+", choices=names, metavar="TARGET", help=text)
     cases = list(dict.fromkeys(map(case_of, paper_results.CELLS.values())))
@@ -284,3 +282,7 @@ def main(texts: list[str]) -> None:
         )
     for path in dict.fromkeys(paths):
         print(path)
+
+
+if __name__ == "__main__":
+    arguments.start("reproduce", main)

@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,20 +47,22 @@ SHARE = ranged(float, lambda number: 0 < number < 1, "in (0, 1), like 0.9")
 
 
 def make_parser(
-    name: str, doc: str | None, seeds: int | None, out: str
+    name: str, doc: str | None, seeds: int | None = 5
 ) -> argparse.ArgumentParser:
-    """A parser with ``--seeds`` and ``--out``.
+    """The parser of ``python -m studies.NAME``, with ``--seeds`` and ``--out``.
 
     Args:
-      name: of the command.
-      doc: the command's module docstring, whose first line is shown.
-      seeds, out: the defaults, a number of runs and a folder; None: no ``--seeds``.
+      name: of the study.
+      doc: its module docstring, whose first line is shown.
+      seeds: the default number of runs; None: no ``--seeds``.
     """
     parser = command.make_parser(name, doc)
+    parser.prog = f"python -m studies.{name}"
     if seeds is not None:
         text = "runs of each setting (default: %(default)s)"
         parser.add_argument("--seeds", type=at_least(1), default=seeds, help=text)
     text = "folder of tables and runs (default: %(default)s)"
+    out = pathlib.Path("runs", name)
     parser.add_argument("--out", type=pathlib.Path, default=out, help=text)
     return parser
 
@@ -94,6 +97,11 @@ def parse(parser: argparse.ArgumentParser, texts: list[str]) -> argparse.Namespa
     except UserError as error:
         parser.error(str(error))
     return flags
+
+
+def start(name: str, main: Callable[[list[str]], None]) -> None:
+    """Run a study with the arguments of this process; wrong input is one line."""
+    command.run(f"python -m studies.{name}", main, sys.argv[1:])
 
 
 def device_text(used: int = 0) -> str:

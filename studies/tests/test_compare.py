@@ -1,20 +1,18 @@
 """Frameworks on the same clients in virtual time: times, tables, small runs."""
 
 import csv
-import io
-import json
 import pathlib
 
 import numpy as np
 import pytest
 
-from tsfl_jax import config_files, data
+from studies import compare
+from tsfl_jax import config_files
 from tsfl_jax.config import Config, get, read, replace
 from tsfl_jax.prepare import prepare
 from tsfl_jax.report import statistics
 from tsfl_jax.run import grid as axes
 from tsfl_jax.run import runner
-from tsfl_jax.studies import compare
 from tsfl_jax.types import UserError
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "frameworks"
@@ -132,14 +130,9 @@ def test_iterations_are_those_done_and_not_those_reported(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"timeline.speed": "constant(9)"}, r"timeline.speed is constant\(9\) and "),
         ({"num_intervals": 7}, "interval_seconds is 14.0 and 80.0"),
-        ({"seeds.fleet": 7}, "seeds.fleet is 7 and -1"),
         ({"timeline.framework": "none"}, "none has no virtual seconds"),
-        ({"data.name": "synthetic"}, "data.name is synthetic and "),
         ({"partition.alpha": 0.1}, "partition.alpha is 0.1 and "),
-        ({"num_clients": 5}, "num_clients is 5 and 20"),
-        ({"schedule.free_riders": 1}, "schedule.free_riders is 1 and 0"),
     ],
 )
 def test_other_data_clients_or_seconds_are_refused(tmp_path, changes, words):
@@ -180,24 +173,6 @@ def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
     entries = [compare.Entry("sfl", first), compare.Entry("moved", other)]
     with pytest.raises(UserError, match="moved and sfl .* hold other samples"):
         compare.run_frameworks(entries, 1, tmp_path)
-
-
-@pytest.mark.slow
-def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
-    """A run of a comparison has the data that its config.json describes."""
-    changes = SMALL | {"data.name": "synthetic", "data.train_size": 200}
-    changes |= {"data.shape": (3, 3, 1), "data.test_size": 20}
-    config = axes.changed(config_files.load(FOLDER / "sfl.py"), changes)
-    stream = io.StringIO()
-    compare.run_frameworks([compare.Entry("sfl", config)], 2, tmp_path, stream)
-    assert stream.getvalue().splitlines()[-1].endswith(", run 2 of 2")
-    digests = []
-    for seed in (0, 1):
-        text = (tmp_path / "runs" / f"sfl-seed{seed}" / "summary.json").read_text()
-        digests.append(json.loads(text)["fingerprints"]["data"])
-        alone = prepare.load_dataset(axes.changed(config, {"seed": seed}))
-        assert data.fingerprint(*alone[1:5]) == digests[-1]
-    assert digests[0] != digests[1]
 
 
 def test_a_setting_is_set_where_a_framework_reads_it():

@@ -1,1 +1,0 @@
-"""The paper's tables and figures, and studies of the simulator's own."""

@@ -120,8 +120,8 @@ result = tsfl_jax.simulate(config, workdir="run")
 np.testing.assert_allclose(result.history["rho"], 0.25, rtol=1e-6)
 points = {"root.power": [0.0, 0.5, 1.0]}
 several = [tsfl_jax.config.replace(config, {"root.power": p}) for p in (0.0, 1.0)]
-groups, causes = lanes.group(prepare.prepare_all(several))
-assert groups == [[0, 1]] and not causes  # one program
+groups = lanes.group(prepare.prepare_all(several))
+assert groups == [[0, 1]]  # one program
 swept = tsfl_jax.sweep(config, points, workdir="sweep")
 rho = swept.history["rho"]
 np.testing.assert_allclose(rho[0], 0.25, rtol=1e-6)
@@ -350,7 +350,7 @@ def test_a_swept_component_is_traced_once():
     config, own = prepare.adopted(small(), custom_hooks.Custom(aggregator=Power()))
     configs = [tsfl_jax.config.replace(config, {"power.beta": b}) for b in (0.1, 0.5)]
     several = prepare.prepare_all(configs, own)
-    [members], _ = lanes.group(several)
+    [members] = lanes.group(several)
     assert members == [0, 1]
     group = lanes.make_group(several, devices.make_mesh(1, 4))
     chex.clear_trace_counter()

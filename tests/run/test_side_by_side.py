@@ -73,10 +73,7 @@ def test_terms_that_a_step_has_and_those_that_it_has_not_are_two_programs(
 ):
     """Each lane has the bits of a single run: a term of 0 would still change some."""
     several = [prepare.prepare(even(**s)) for s in ({}, settings)]
-    groups, causes = lanes.group(several)
-    assert len(groups) == 2
-    (changed,) = settings
-    assert [cause.partition("=")[0] for cause in causes] == [changed]
+    assert len(lanes.group(several)) == 2
     terms = [optimizers.terms_of(p.hparams)._asdict() for p in several]
     assert {n for n in terms[0] if terms[0][n] != terms[1][n]} == {name}
 

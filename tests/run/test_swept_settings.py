@@ -183,7 +183,7 @@ def joint(base: config.Config, first: dict, changes: list[tuple]) -> list[dict]:
     point = first | dict(changes)
     try:
         runs = prepare_all([config.replace(base, p) for p in (first, point)])
-        if len(lanes.group(runs)[0]) == 1:
+        if len(lanes.group(runs)) == 1:
             return [point]
     except UserError:
         pass  # two changes do not go together
@@ -207,7 +207,7 @@ def programs(tmp_path_factory) -> list[list[dict[str, Any]]]:
         # Few at once, so that none hides what another one does.
         parts = (changes[i : i + 4] for i in range(0, len(changes), 4))
         points += [first, *itertools.chain(*(joint(base, first, c) for c in parts))]
-    groups, _ = lanes.group(prepare_all([config.replace(base, p) for p in points]))
+    groups = lanes.group(prepare_all([config.replace(base, p) for p in points]))
     shared = [
         [points[i] for i in (group[0], *group[k : k + 20])]
         for group in groups

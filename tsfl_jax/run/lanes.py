@@ -5,7 +5,7 @@ arguments; what changes shapes or the network makes another group, with a progra
 its own. A single run is a group of one.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,32 +20,21 @@ from tsfl_jax.prepare.prepare import Prepared, counts_of
 from tsfl_jax.prepare.rule_settings import arrays as settings_arrays
 from tsfl_jax.run import initial_estimates
 from tsfl_jax.run import program as programs
-from tsfl_jax.run.program_key import ProgramKey, causes_of, keys_of, rules_of
+from tsfl_jax.run.program_key import keys_of, rules_of
 
 ONE_CALL = 4  # runs one after another: a killed call loses their work
 
 
-def group(
-    prepared_runs: Sequence[Prepared], finished: Collection[int] = ()
-) -> tuple[list[list[int]], list[str]]:
-    """Group experiments that share a program.
-
-    A group in which all have finished is left out. The finished ones of a group belong
-    to it all the same, so that an interrupted call goes on in its program.
-
-    Returns:
-      Indices of each group, in order of appearance; and why there is more than one
-      group: the settings that differ between them.
-    """
-    keys: list[ProgramKey] = []
+def group(prepared_runs: Sequence[Prepared]) -> list[list[int]]:
+    """Indices of the experiments that share a program, in order of appearance."""
+    keys: list[Any] = []
     groups: list[list[int]] = []
     for index, key in enumerate(keys_of(prepared_runs)):
         if key not in keys:  # a key need not be hashable
             keys.append(key)
             groups.append([])
         groups[keys.index(key)].append(index)
-    unfinished = [members for members in groups if not {*members} <= {*finished}]
-    return unfinished, causes_of(unfinished, prepared_runs)
+    return groups
 
 
 class Group(NamedTuple):

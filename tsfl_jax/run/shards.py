@@ -88,7 +88,7 @@ def run(
     sweep = sweeps.make(config, swept, **options)
     (index, count), folder = shard, sweep.folder
     assert folder
-    runs = divide(lanes.group(sweep.runs)[0], count)[index]
+    runs = divide(lanes.group(sweep.runs), count)[index]
     with hold(folder, index, count):
         progress.log(sweep.stream, f"shard {index}/{count}: {len(runs)} runs")
         if runs:

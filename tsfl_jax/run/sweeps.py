@@ -169,7 +169,7 @@ def make(
     runs = prepare_all(configs, parts)
     if folder:
         is_new = not (folder / "lanes").exists()  # and is not made if refused
-        for members in lanes.group(runs)[0] if is_new else ():
+        for members in lanes.group(runs) if is_new else ():
             memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
         open_folder(folder, locks)
     digests = [_digest(prepared) for prepared in runs]
@@ -344,9 +344,9 @@ def run_all(sweep: Sweep) -> dict[int, Finished]:
     for note in notes.values():
         progress.log(stream, note)
     finished = _load_finished(sweep)
-    groups, causes = lanes.group(runs, finished=finished)
-    for cause in causes:
-        progress.log(stream, f"{len(groups)} programs, because of {cause}")
+    # The finished ones of a group belong to it all the same, so that an interrupted
+    # call goes on in its program.
+    groups = [members for members in lanes.group(runs) if {*members} - {*finished}]
     if finished:
         progress.log(stream, f"{len(finished)} runs were finished already")
         sweep.watch({i: run.history for i, run in finished.items()})

@@ -138,7 +138,7 @@ def single(
 
 
 def _stacked(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees) if trees else None
 
 
 def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.State:
@@ -183,11 +183,12 @@ def _padded(group: Group, array: np.ndarray, *missing_columns: int) -> np.ndarra
 def _make_problem(group: Group, lanes: list[Prepared]) -> scan.Problem:
     """Samples and test set, which runs share, and the arrays of each run."""
     tables, width = [p.partition.indices for p in lanes], group.num_columns
+    held_out = [p.held_out for p in lanes if len(p.held_out)]  # of all lanes, or none
     rows = [_padded(group, table, width - table.shape[1]) for table in tables]
     per_run = {
         "rows": np.stack(rows),
         "client": np.stack([_padded(group, p.workload.drawn) for p in lanes]),
-        "validation": _stacked([programs.held_out_of(p) for p in lanes]),
+        "validation": _stacked([evaluation.make_held_out(v) for v in held_out]),
         "class_index": _stacked([programs.class_index_of(p) for p in lanes]),
         "scored": _stacked([programs.scored_of(p, group.num_scored) for p in lanes]),
     }

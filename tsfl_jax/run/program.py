@@ -67,17 +67,14 @@ class Program(NamedTuple):
         """What shapes the program."""
         return self.parts.spec
 
-    def chunk_of_arrays(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
-        """What `run` takes for the chunk from interval `first` on, wherever it is."""
-        part = slice(first, first + self.chunk)
-        inputs = cut_inputs(arrays.inputs, slice(None), part)
-        return state, arrays.key, arrays.hparams, arrays.problem, inputs
-
     def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
         """What `run` takes for the chunk from interval `first` on, on the devices."""
-        *whole, problem, inputs = self.chunk_of_arrays(arrays, state, first)
+        part = slice(first, first + self.chunk)
+        inputs = cut_inputs(arrays.inputs, slice(None), part)
+        whole = state, arrays.key, arrays.hparams
         whole = devices.place(self.mesh, whole, scan.WHOLE)
-        return *whole, problem, devices.place(self.mesh, inputs, scan.INPUTS_SPEC)
+        inputs = devices.place(self.mesh, inputs, scan.INPUTS_SPEC)
+        return *whole, arrays.problem, inputs
 
     def history_shapes(self, arrays: Arrays) -> scan.History:
         """Shapes and types of a call's history ``[L, R, ...]``; nothing is compiled."""
@@ -88,17 +85,9 @@ class Program(NamedTuple):
         """Trace for arrays or shapes; the state is donated."""
         return jax.jit(self.run, donate_argnums=0).lower(*arguments)
 
-    def compile(
-        self,
-        arrays: Arrays,
-        state: scan.State | None = None,
-        stream: IO[str] | None = None,
-    ) -> "Compiled":
-        """Lower and compile for arrays of these shapes, with lines on a stream.
-
-        `state` None: their start.
-        """
-        arguments = self.arguments(arrays, state or arrays.start, 0)
+    def compile(self, arrays: Arrays, stream: IO[str] | None = None) -> "Compiled":
+        """Lower and compile for arrays of these shapes, with lines on a stream."""
+        arguments = self.arguments(arrays, arrays.start, 0)
         progress.log(stream, "compiling …")
         begun = time.perf_counter()
         lowered = self.lower(*arguments)
@@ -117,12 +106,9 @@ class Compiled(NamedTuple):
     lower_seconds: float  # of tracing and lowering
     seconds: float  # of tracing, lowering and compiling
 
-    def chunks(
-        self, arrays: Arrays, state: scan.State | None = None, first: int = 0
-    ) -> Iterator[Chunk]:
-        """Run from interval `first` and `state` to the end; None: ``arrays.start``."""
-        program = self.program
-        now: scan.State = state or arrays.start
+    def chunks(self, arrays: Arrays, first: int = 0) -> Iterator[Chunk]:
+        """Run from interval `first` and ``arrays.start`` to the end."""
+        program, now = self.program, arrays.start
         # Once, not for each call; the state is on the devices after the first one.
         whole = arrays.key, arrays.hparams
         key, hparams = devices.place(program.mesh, whole, scan.WHOLE)
@@ -143,20 +129,15 @@ class Compiled(NamedTuple):
 
     def memory(self) -> dict[str, int]:
         """Bytes on every device as the compiler reports them; {} where it does not."""
-        return memory_of(self.call)
-
-
-def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes of a compiled call on every device; {} where the compiler is silent."""
-    analysis = call.memory_analysis()
-    if not analysis:
-        return {}
-    return {
-        "arguments": analysis.argument_size_in_bytes,
-        "temporary": analysis.temp_size_in_bytes,
-        # The new state takes the place of the old one.
-        "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
-    }
+        analysis = self.call.memory_analysis()
+        if not analysis:
+            return {}
+        return {
+            "arguments": analysis.argument_size_in_bytes,
+            "temporary": analysis.temp_size_in_bytes,
+            # The new state takes the place of the old one.
+            "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        }
 
 
 def make_program(members: list[Prepared], mesh: Mesh) -> Program:
@@ -184,12 +165,6 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
         intervals=len(any_member.steps),
         chunk=min(map(chunk_of, members)),
     )
-
-
-def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
-    """The validation samples in batches, None if there are none."""
-    rows = prepared.held_out
-    return evaluation.make_held_out(rows) if len(rows) else None
 
 
 def scored_of(prepared: Prepared, number: int) -> evaluation.Scored | None:

@@ -193,7 +193,7 @@ def _train(
     total, first = exp.program.intervals, int(progress.finished)
     if first >= total or progress.state.diverged[0] or _is_reached(exp, progress):
         return progress, 0.0
-    compiled = exp.program.compile(exp.arrays, progress.state, stream)
+    compiled = exp.program.compile(exp.arrays, stream)
     save = folder and functools.partial(_save, exp, folder)
     with bars.bar(stream, total, first) as bar:
 

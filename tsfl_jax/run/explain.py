@@ -21,8 +21,8 @@ from tsfl_jax.prepare.prepare import (
 from tsfl_jax.prepare.workload import Workload
 from tsfl_jax.report.gantt import Timeline, figure_of, gantt, losses, window
 from tsfl_jax.run import memory
-from tsfl_jax.run.call_length import chunk_of
 from tsfl_jax.run.identity import labels_of, values_of
+from tsfl_jax.run.program import chunk_of
 from tsfl_jax.timeline import FRAMEWORKS, deliveries, segments
 from tsfl_jax.timeline.cohort import CHOOSING
 from tsfl_jax.timeline.trace import Trace

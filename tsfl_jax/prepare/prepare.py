@@ -246,15 +246,6 @@ def accepted(config: Any, **custom: Any) -> tuple[Config, Custom]:
     return config, parts
 
 
-def _rule_hparams(
-    config: Config, custom: Custom, rule: Aggregator, times: Schedule, network: Network
-) -> tuple[HParams, tuple[str, ...]]:
-    """The sweepable scalars, and notes on rule and optimizer."""
-    hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
-    params = network.params["params"]
-    return hparams, rule_settings.notes(config, custom, rule, hparams, params, times)
-
-
 def prepare(config: Config, **custom: Any) -> Prepared:
     """Validate a config, and draw and make everything of its experiment.
 
@@ -294,7 +285,7 @@ def prepare_validated(
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     network, start = _network_of(config, custom, loaded, traced)
-    hparams, rule_notes = _rule_hparams(config, custom, rule, times, network)
+    hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
     _link_states(uplinks, network, hparams)  # each link checks the network
     split, dataset, tested = _split_of(
         config, loaded, fixed, workload, network, uplinks
@@ -325,7 +316,8 @@ def prepare_validated(
         | (start or custom_hooks.start_of(custom.model)),
         notes=(*times.notes, *split.notes)
         + splits.small_clients(config.batch_size, workload.num_samples)
-        + (*rule_notes, *network.notes, *mapping_notes),
+        + rule_settings.notes(config, rule, times)
+        + (*network.notes, *mapping_notes),
     )
 
 

@@ -78,10 +78,7 @@ def run(
         settings |= {"devices": devices} if kind == "CPU" else {}
         count = min(int(resources.get(kind, 0) // devices), len(points))
         if not count:
-            raise UserError(
-                f"--config.devices={devices}: Ray's cluster has "
-                f"{resources.get(kind, 0):.0f}"
-            )
+            raise UserError(f"--config.devices={devices}: Ray's cluster has fewer")
         # A worker ends with its shard, since JAX keeps devices and memory.
         resource = {f"num_{kind.lower()}s": devices}
         work = ray.remote(max_retries=RETRIES, max_calls=1, **resource)(_work)
@@ -89,8 +86,8 @@ def run(
             options = {"workdir": folder, "runs_per_call": runs_per_call, **custom}
             task = ray.put((settings, points, options))
         progress.log(stream, f"{count} Ray workers with {devices} {kind}s each")
-        names = [f"shard {index}/{count}" for index in range(count)]
-        tasks = {work.remote(task, (i, count)): name for i, name in enumerate(names)}
+        ids = [(index, count) for index in range(count)]
+        tasks = {work.remote(task, id_): f"shard {id_[0]}/{count}" for id_ in ids}
         result = _results(ray, tasks, stop, stream)
         # None wrote the tables if they were there before.
         if not result:

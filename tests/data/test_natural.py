@@ -411,10 +411,10 @@ def test_the_next_character_of_a_period_is_learned(tmp_path):
     """Text that repeats itself: from the command line's settings alone."""
     users = {u: {"snippets": ["abcd" * 12] * 4} for u in ("x", "y")}
     write_tff(tmp_path, {"train": users, "test": users})
-    with pytest.raises(UserError, match="taken for tokens; use lstm or next_token"):
+    with pytest.raises(UserError, match="are tokens, which"):
         simulate(settings(tmp_path))
     learner = settings(tmp_path, **{"model.name": "next_token_lstm"})
     assert simulate(learner).history["next_token_accuracy"][-1] > 0.7
     digits = {"data.name": "digits", "data.length": 80, "partition.kind": "iid"}
-    with pytest.raises(UserError, match="takes text"):
+    with pytest.raises(UserError, match="are tokens, which"):
         simulate(settings("", **digits, **{"model.name": "lstm"}))

@@ -22,7 +22,6 @@ from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
-from tsfl_jax.models import precision
 from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.network import Network, curvature_of, make_network
@@ -284,7 +283,8 @@ def prepare_validated(
     workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
-    network, start = _network_of(config, custom, loaded, traced)
+    network = make_network(config, loaded, custom, traced)
+    network, start = trained.started(config.model, custom.params, network)
     hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
     _link_states(uplinks, network, hparams)  # each link checks the network
     split, dataset, tested = _split_of(
@@ -319,20 +319,6 @@ def prepare_validated(
         + rule_settings.notes(config, rule, times)
         + (*network.notes, *mapping_notes),
     )
-
-
-def _network_of(
-    config: Config, custom: Custom, dataset: Dataset, traced: dict[str, Network] | None
-) -> tuple[Network, dict[str, str]]:
-    """The network in its precision with its w⁰, and a digest of that if it is given."""
-    _, form = backend.implementation(
-        jax.default_backend(), config.mapping, config.convolution
-    )
-    network = make_network(
-        config.model, config.quadratic, form, dataset, custom, traced
-    )
-    model = precision.with_precision(network.model, config.precision)
-    return trained.started(config.model, custom.params, network._replace(model=model))
 
 
 def _split_of(

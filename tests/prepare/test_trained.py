@@ -233,17 +233,12 @@ def test_parameters_are_part_of_the_experiment(params, tmp_path):
         tsfl_jax.simulate(config_of(), workdir=tmp_path)
 
 
-AFL = {"schedule.kind": "case3", "schedule.tau_groups": ""}
-AFL |= {"timeline.framework": "afl"}
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"lr_schedule": "cosine"}, "begun with 2, and lr_schedule=cosine depends"),
         ({"algorithm": "learned"}, "was begun with 2, and the training depends"),
         ({"schedule.size_groups": "uniform(9, 40)"}, "another experiment .split:"),
-        (AFL, "another experiment .schedule:"),
     ],
 )
 def test_what_depends_on_t_is_refused(settings, words, tmp_path):

@@ -68,8 +68,3 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     file.write_text("")
     with pytest.raises(UserError, match=r"compile_cache=.*file/x: cannot write there"):
         backend.use_cache(str(file / "x"))
-
-
-def test_an_empty_choice_does_not_fill_the_current_folder():
-    with pytest.raises(UserError, match="compile_cache is empty: expected a folder"):
-        backend.use_cache(" ")

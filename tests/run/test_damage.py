@@ -18,7 +18,6 @@ from tests.problems import files, same, same_sweep, small
 from tsfl_jax.models import networks
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs
-from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import checkpoint, runner
 from tsfl_jax.types import UserError
 
@@ -185,7 +184,6 @@ def asked(calls, number=0):
     [
         (1, 8, 0, None, 2),  # after the first chunk, which is not trained again
         (3, 20, 4, cut, 1),  # after the first chunk of the second call, which is lost
-        pytest.param(3, 20, 4, None, 0, marks=pytest.mark.slow),
         pytest.param(2, 16, 4, None, 1, marks=pytest.mark.slow),  # between the calls
     ],
 )
@@ -255,18 +253,6 @@ def test_a_second_run_in_a_workdir_is_refused_in_one_line(exp, whole, tmp_path):
     runner.run(exp, tmp_path)  # and has left it
 
 
-def test_a_workdir_removed_while_running_is_made_anew(exp, whole, tmp_path):
-    folder, intervals = tmp_path / "run", []
-
-    def remove(record):
-        intervals.append(record["interval"])
-        if len(intervals) == 1:
-            shutil.rmtree(folder)
-
-    runner.run(exp, folder, writers=[remove])
-    same(files(folder), files(whole))
-
-
 def test_a_single_run_and_a_sweep_do_not_share_a_folder(exp, folder, whole_sweep):
     before = {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")}
     with pytest.raises(UserError, match="holds a single run; choose another"):
@@ -281,7 +267,6 @@ OTHERS = [
     ({"lr": 0.5}, {}, "another experiment .*lr"),
     ({"num_intervals": 5}, {}, "another experiment .num_intervals: 6 → 5"),
     ({}, {"optimizer": optax.adam(1e-3)}, "another experiment"),
-    ({}, {"aggregator": AGGREGATORS["fedasync"]}, "another experiment"),
     ({"model__hidden": 50}, {"model": networks.MLP(10, 9)}, "another experiment"),
 ]
 
@@ -292,12 +277,3 @@ def test_another_experiment_is_refused(whole, changes, custom, words):
         settings = small(**{"algorithm": "fedavg"} | changes)
         tsfl_jax.simulate(settings, workdir=whole, **custom)
     assert "\n" not in str(error.value)
-
-
-def test_without_checkpoints_another_experiment_is_not_overwritten(tmp_path):
-    settings = {"algorithm": "fedavg", "checkpoint": False}
-    tsfl_jax.simulate(small(**settings), workdir=tmp_path)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match="holds a run without checkpoints"):
-        tsfl_jax.simulate(small(**settings, seed=1), workdir=tmp_path)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -1,13 +1,10 @@
 """Settings of JAX that a careful user switches on, or that would change results."""
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tsfl_jax
-from tests import problems
 from tests.problems import small
 
 SLOW = sorted(set(tsfl_jax.AGGREGATORS) - {"dms"})
@@ -37,22 +34,6 @@ def test_strict_promotion_and_search_for_nans_change_nothing(rule, framework):
         searched = tsfl_jax.simulate(config_of(rule, framework))
     for other in (strict, searched):
         jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
-
-
-def test_a_network_that_promotes_is_named_under_strict_promotion():
-    class Promoting(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Dense(3)(x.reshape(x.shape[0], -1))
-            return x * jnp.arange(3)[None]
-
-    data = problems.dataset(samples=300)
-    with (
-        jax.numpy_dtype_promotion("strict"),
-        pytest.raises(tsfl_jax.UserError, match="Promoting.*TypePromotionError"),
-    ):
-        config = config_of("fedavg", hidden=None)
-        tsfl_jax.simulate(config, model=Promoting(), dataset=data)
 
 
 def test_a_run_does_not_resume_under_another_arithmetic(tmp_path):

@@ -29,7 +29,6 @@ CHECKED = [
     "tsfl_jax.report.statistics",
     "tsfl_jax.report.style",
     "tsfl_jax.report.sweep_files",
-    "tsfl_jax.report.tensorboard",
     "studies.theory",
     "tsfl_jax.report.gantt",
     "tsfl_jax.rules",

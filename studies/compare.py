@@ -11,12 +11,14 @@ import math
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from studies import arguments
+from studies.verdicts import curves_of
 from tsfl_jax import config_files, data
 from tsfl_jax.config import READERS, Config, flat, get
 from tsfl_jax.engine import devices
@@ -24,7 +26,6 @@ from tsfl_jax.prepare import prepare
 from tsfl_jax.report import bands, files, progress, style
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
-    curves_of,
     in_time,
     spread,
     spread_of_times,
@@ -242,11 +243,11 @@ def write_comparison(
     rows = comparison_rows(results, target)
     paths = files.write_table(folder, "compare", rows, text)
     seconds = f"s to {100 * target:g} %"
-    curves, lines = {}, {}
+    curves = {}
     for result, row in zip(results, rows, strict=True):
         name = f"{row['framework']}, {seconds}: {row[seconds]}"
-        curves[name], lines[name] = in_time(result.curves), {"line": result.label}
-    figure = bands.bands(curves, title, lines, x=bands.SECONDS, target=target)
+        curves[name] = in_time(result.curves)
+    figure = bands.bands(curves, title, x=bands.SECONDS, target=target)
     return paths + style.save_both(figure, folder / "compare")
 
 
@@ -264,6 +265,22 @@ def _settings_of(
     }
 
 
+def paths(names: Sequence[str]) -> list[pathlib.Path]:
+    """The files of experiments, by name, path or folder: "frameworks:digits".
+
+    Raises:
+      UserError: one of them is neither a file nor a known name.
+    """
+    files: list[pathlib.Path] = []
+    for name in names:
+        folder, argument = config_files.split(name)
+        folder = folder.rstrip("/").removeprefix("configs/")
+        inside = [n for n in config_files.descriptions() if n.startswith(f"{folder}/")]
+        chosen = [f"{n}:{argument}" if argument else n for n in inside] or [name]
+        files += [pathlib.Path(config_files.find(n)) for n in chosen]
+    return files
+
+
 def main(texts: list[str]) -> None:
     """Run all, write table and figure."""
     parser = arguments.make_parser("compare", __doc__, 3)
@@ -274,13 +291,13 @@ def main(texts: list[str]) -> None:
     text = "test accuracy to reach (default: %(default)s)"
     parser.add_argument("--target", type=arguments.SHARE, default=0.9, help=text)
     flags = arguments.parse(parser, texts)
-    paths = config_files.paths(flags.configs)
-    configs = [config_files.load(path) for path in paths]
+    entry_files = paths(flags.configs)
+    configs = [config_files.load(path) for path in entry_files]
     changes = flags.data_dir | flags.set
     frameworks = [get(config, "timeline.framework") for config in configs]
     entries = [
         Entry(path.stem, grid.changed(config, _settings_of(name, changes, frameworks)))
-        for path, config, name in zip(paths, configs, frameworks, strict=True)
+        for path, config, name in zip(entry_files, configs, frameworks, strict=True)
     ]
     out = files.check_workdir(flags.out, "--out")
     devices.start(0)

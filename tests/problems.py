@@ -124,15 +124,6 @@ def run_examples(module: types.ModuleType) -> doctest.TestResults:
     return runner.summarize()
 
 
-def same_in_lanes(function, *arguments) -> None:
-    """Checks that jit and vmap change nothing; a leading axis on all arguments."""
-    lanes = jax.jit(jax.vmap(function))(*arguments)
-    for i in range(len(arguments[0])):
-        one = [x[i] for x in arguments]
-        np.testing.assert_allclose(lanes[i], function(*one), rtol=1e-6)
-        np.testing.assert_allclose(lanes[i], jax.jit(function)(*one), rtol=1e-6)
-
-
 def hparams(**changes) -> HParams:
     """Plain SGD, constants given, no limits, and the rules' defaults.
 
@@ -258,7 +249,7 @@ def run(
     steps = tau * client.steps_per_iteration(size, batch_size, iteration)
     passes = client.most_passes(tau, size, batch_size, iteration)
     shape = {"batch_size": batch_size, "iteration": iteration, "mapping": mapping}
-    spec = scan.ProgramSpec(
+    spec = program_spec.ProgramSpec(
         **shape,
         passes=passes,
         block=block,
@@ -279,7 +270,7 @@ def run(
 @functools.cache
 def _compiled(model, rule, optimizer, spec):
     """One for all tests that run the same program: traced and compiled once a shape."""
-    return jax.jit(scan.make_run(model, (rule,), optimizer, spec))
+    return jax.jit(scan.make_run(program_spec.Parts(model, (rule,), optimizer, spec)))
 
 
 def _estimates(rule, estimates: bool) -> program_spec.Estimates:
@@ -336,7 +327,7 @@ def replayed(
     rule = AGGREGATORS[algorithm]
     shape = {"batch_size": batch_size, "iteration": iteration, "mapping": mapping}
     shape |= {"passes": passes, "block": block, "snapshots": schedule.snapshots}
-    spec = scan.ProgramSpec(**shape, estimates=_estimates(rule, estimates))
+    spec = program_spec.ProgramSpec(**shape, estimates=_estimates(rule, estimates))
     compiled = _compiled(mlp(), rule, optimizers.sgd, spec)
     counts = base.Counts(prob.rows.shape[0], groups)
     if sizes is None and schedule.in_order:

@@ -6,8 +6,8 @@ import numpy as np
 
 from tsfl_jax import components
 from tsfl_jax.components import component, setting
+from tsfl_jax.rules.averages import KINDS, Staleness
 from tsfl_jax.rules.dms_rule import DMS
-from tsfl_jax.rules.staleness import KINDS, Staleness
 
 
 @component("shape")

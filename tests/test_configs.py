@@ -121,12 +121,12 @@ def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
     ("name", "good", "bad", "words"),
     [
         ("timeline.framework", ["safa"], ["sofa"], "did you mean 'safa'"),
-        ("lr", [1e-9, 5], [0, math.nan, 1e39, 1e-50], "finite and > 0 in float32"),
-        ("fedasync.gamma", [0, 0.99], [1, -0.1, math.nan], r"in \[0, 1\)"),
-        ("timeline.fraction", [1, 0.1], [0, 1.1, math.nan], r"in \(0, 1\]"),
-        ("timeline.lag", [0, 7.0], [-1, 1.5, math.inf], "a whole number >= 0"),
-        ("seed", [0, 2**32 - 1], [2**32, 10**400], ">= 0 and <= 4294967295"),
-        ("data.shape", [(8, 8)], [(2**31,)], "a whole number <= 2147483647"),
+        ("lr", [1e-9, 5], [0, math.nan, 1e39, 1e-50], "a finite float32 number > 0"),
+        ("fedasync.gamma", [0, 0.99], [1, -0.1, math.nan], "≥ 0 and < 1"),
+        ("timeline.fraction", [1, 0.1], [0, 1.1, math.nan], "> 0 and ≤ 1"),
+        ("timeline.lag", [0, 7.0], [-1, 1.5, math.inf], "a whole number ≥ 0"),
+        ("seed", [0, 2**32 - 1], [2**32, 10**400], "≥ 0 and ≤ 4,294,967,295"),
+        ("data.shape", [(8, 8)], [(2**31,)], "a whole number ≤ 2,147,483,647"),
     ],
 )
 def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
@@ -137,12 +137,5 @@ def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
             components.check(config.SETTINGS, name, value)
     # The largest value may depend on another setting.
     components.check(config.SETTINGS, "timeline.buffer", 5, 5, "num_clients")
-    with pytest.raises(UserError, match="<= 5 = --config.num_clients"):
+    with pytest.raises(UserError, match="≤ 5 = --config.num_clients"):
         components.check(config.SETTINGS, "timeline.buffer", 6, 5, "num_clients")
-
-
-def test_settings_by_flat_name():
-    plain = config.Config()
-    changed = config.replace(plain, {"lr": 0.5, "data.name": "mnist"})
-    assert config.get(changed, "data.name") == "mnist" and changed.lr == 0.5
-    assert plain == config.Config(), "the given one stays"

@@ -4,7 +4,6 @@ All in this process, none may start to train: values outside the declared ranges
 of settings, arguments of Python functions, and command lines (exit code 2).
 """
 
-import itertools
 import math
 import pathlib
 import signal
@@ -19,7 +18,6 @@ import pytest
 import tsfl_jax
 from tsfl_jax import __main__, config, host_memory
 from tsfl_jax.prepare import prepare
-from tsfl_jax.report import files
 from tsfl_jax.run import runner
 from tsfl_jax.types import INT32_MAX, UserError
 from tsfl_jax.validate import validate
@@ -103,18 +101,13 @@ SETTINGS = [
     ("data.nam", "mnist", "did you mean 'data.name'", {}),
     ("data", {"name": "mnist"}, "DataConfig", {}),
     ("num_clients", 10**7, "memory", {"num_intervals": 10**6}),
-    ("num_clients", 10**7, "memory", TIMED),
     ("num_clients", 1000, "training samples", {}),
     ("measure_clients", True, "in step", TIMED),
     ("data.dir", "/nowhere", "no mnist", MNIST),
     ("data.file", "gone.npz", "no such file", {"data.name": "npz"}),
-    ("data.file", __file__, "cannot be read", {"data.name": "npz"}),
     ("data.shape", (100_000, 100_000, 3), "memory", SYNTHETIC),
-    ("data.train_size", 2 * 10**9, "memory", SYNTHETIC | {"data.shape": (64, 64)}),
     ("model.norm", "batch", "would be ignored", {}),
-    ("schedule.tau", (1, 2), "would be ignored", {}),
     ("schedule.tau_groups", "gaus(2,1)", "expected normal(mean,std)", DRAWN),
-    ("schedule.trace", "gone.csv", "No such file", {"schedule.kind": "trace"}),
     ("timeline.speed", "constant(1e-9)", "tasks and iterations", TIMED),
     ("timeline.local_iterations", INT32_MAX, "memory", TIMED),
 ]
@@ -156,30 +149,20 @@ CALLS = [
     (lambda: tsfl_jax.sweep(None, {"seed": [1]}), "got NoneType"),
     (run(optimizer=optax.adam), "lambda h: optax.sgd(h.lr)"),
     (run(optimizer=lambda h: 3), "expected an optax"),
-    (run(optimizer="sgd"), "optimizer='sgd'"),
     (run(model="resnet"), "; did you mean 'resnet18'?"),
-    (run({"model": "resnet"}), "; did you mean config.model.name = 'resnet18'?"),
     (run(aggregator="fedavg"), "aggregator='fedavg': expected"),
     (run(dataset="mnist"), "config.data.name chooses one by name"),
-    (run(dataset=(X, Y, X, Y)), "make_dataset makes one"),
     (run(dataset=FEW._replace(y_train=Y + 5)), "y_train holds 5 at row 0"),
-    (run(workdir=5), "workdir=5: expected the path of a folder"),
     (run(workdir=LONG), "too long"),
     (run(TOO_WIDE), "--config.model.hidden=2000000000, model.name=mlp"),
-    (run({"devices": 100_000}), "--config.devices=100000: "),
     (swept("seed=0:3"), "got 'seed=0:3'"),
     (swept({}), "no points"),
     (swept([{"seed": 1}, {"lrr": 0.1}]), "did you mean 'lr'"),
     (swept({"seed": 5}), "sweep seed: expected a list of values, got 5"),
-    (swept({"seed": [1, 1]}), "twice"),
-    (swept({"seed": itertools.count()}), "more than 100,000"),
     (swept({"seed": range(1000)}, LARGE), "schedules and splits of 1,000 runs"),
     (swept({"lr": [0.1, -1.0]}), "run lr=-1.0"),
-    (swept({"seed": [1]}, runs_per_call=-1), "runs_per_call=-1"),
-    (swept({"seed": [1]}, TOO_WIDE), "--config.model.hidden=2000000000"),
     (lambda: tsfl_jax.make_dataset(X, Y[:, None], X, Y), "y_train[:, 0] of one column"),
     (weighted(tau=None), "tau has shape []: expected [N]"),
-    (weighted(lr=0.0), "lr = 0.0: expected 0 < η < ∞"),
 ]
 
 
@@ -203,42 +186,29 @@ COMMANDS = [
     ("run", "--config=configs/smok.py", "no such file; did you mean 'smoke'"),
     ("run", f"--config={ROOT}/configs/papers.py:mnist_case4", "mean 'mnist_case"),
     ("run", "--config=raises.py", "ZeroDivisionError"),
-    ("run", "--config=broken.py", "broken.py: cannot be read (SyntaxError"),
-    ("run", "--config=three.py", "get_config() must return a Config"),
     ("run", "--config.momentun=0.9", "did you mean 'momentum'"),
     ("run", "--config.fraction=0.1", "--config.timeline.fraction"),
     ("run", "--confg.lr=0.1", "did you mean --config.lr?"),
     ("run", "--config.lr=fast", "--config.lr=fast: 'fast' is not a number"),
-    ("run", "--config.lr=-1", "--config.lr=-1.0: must be finite and > 0"),
-    ("run", "--config.schedule.tau=(1,a)", "whole numbers"),
-    ("run", "--config.checkpoint=maybe", "'maybe' is not True or False"),
-    ("run", "--workdri=x", "workdir"),
+    ("run", "--config.lr=-1", "--config.lr=-1.0: must be a finite float32 number"),
     ("run", "mnist", "unexpected argument 'mnist'"),
     ("run", "--workdir=/dev/null/x", "choose another --workdir"),
-    ("run", "--workdir=new/a --config.cohort.size=9", "cohort.size=9"),
     ("run", "--writer=csv,wanb", "writer 'wanb': unknown; did you mean 'wandb'?"),
     ("run", "--writer=csv --explain", "each belongs to a single run"),
     ("run", "--explain --config.fedasync.gamma=0.3", "would be ignored with"),
     ("run", "--sweep=seed=a:9", "'a' is not a whole number"),
-    ("run", "--sweep=lr=0.1,-1", "run lr=-1.0"),
     ("sweep", "", "which settings? add --sweep"),
     ("sweep", "--sweep_file=misspelt.yaml", "lrr=0.1: there is no such setting; did"),
     ("sweep", "--sweep_file=empty.csv", "--sweep_file=empty.csv: expected a list of"),
     ("sweep", "--sweep=seed=0:2 --workdir=a --config.cohort.size=9", "cohort.size=9"),
-    ("sweep", "--sweep=seed=0:2 --runs_per_call=-1", "runs_per_call=-1"),
     ("sweep", "--sweep=seed=0:2 --shard=0/2", "--shard, --collect, --ray: expected"),
-    ("sweep", "--sweep=seed=0:2 --workdir=x --collect --ray", "expected one of them"),
     ("sweep", "--sweep=seed=0:2 --workdir=x --shard=2/2", "--shard=2/2: expected i/n"),
     ("run", "--workdir=x --ray", "expected one of them, with --sweep"),
-    ("tensorboard", "gone", "no run among the folders"),
     ("settings", "dsm", "dsm: there is no such group or setting; did you"),
-    ("configs", "x", "unrecognized arguments: x"),
     ("rnu", "", "unknown command; did you mean 'run'?"),
 ]
 FILES = {
-    "broken.py": "def get_config(:\n",
     "raises.py": "def get_config():\n    return 1 / 0\n",
-    "three.py": "def get_config():\n    return 3\n",
     "misspelt.yaml": "[{lrr: 0.1}]",
     "empty.csv": "",
 }
@@ -265,19 +235,13 @@ def test_wrong_commands(command, line, words, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "error", [MemoryError("Unable"), RuntimeError("RESOURCE_EXHAUSTED: Unable")]
 )
-@pytest.mark.parametrize("command", ["run", "tensorboard"])
-def test_what_was_not_foreseen_to_be_too_much(
-    command, error, monkeypatch, capsys, tmp_path
-):
+def test_what_was_not_foreseen_to_be_too_much(error, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def full(*arguments, **options):
         raise error
 
     monkeypatch.setattr(runner, "build", full)
-    monkeypatch.setattr(files, "prepare_workdir", full)
-    pathlib.Path("a").mkdir()
-    pathlib.Path("a/metrics.jsonl").write_text("")
-    assert tsfl(command, SMALL if command == "run" else ["a"], monkeypatch) == 2
+    assert tsfl("run", SMALL, monkeypatch) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert command in last and "not enough memory" in last and "Unable" in last
+    assert "not enough memory" in last and "Unable" in last

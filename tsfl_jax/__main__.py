@@ -1,18 +1,12 @@
 """``tsfl COMMAND``, also ``python -m tsfl_jax COMMAND``."""
 
 import functools
-import importlib
 import os
 import sys
 
 from tsfl_jax import command, config_files, settings_page
 from tsfl_jax.types import nearest
 
-# Command -> module with a function main(arguments).
-_MODULES = {
-    "tensorboard": "tsfl_jax.report.tensorboard",
-    "report": "tsfl_jax.report.page",
-}
 _HELP = """\
 usage: tsfl COMMAND [arguments]
 
@@ -20,7 +14,6 @@ usage: tsfl COMMAND [arguments]
   sweep        train many: tsfl sweep --config=mnist_case1 --sweep seed=0:5
   explain      describe a run without training it
   report       one HTML file of runs, sweeps and studies: tsfl report runs/sweep
-  tensorboard  event files of a finished run
   configs      list the experiments that --config knows by name
   settings     list settings with default, range and help: tsfl settings data
 
@@ -52,9 +45,15 @@ def list_settings(texts: list[str]) -> None:
         print("\n".join(map(settings_page.entry, settings_page.chosen(flags.group))))
 
 
+def _report(texts: list[str]) -> None:
+    from tsfl_jax.report import page  # slow: not for the other commands
+
+    page.main(texts)
+
+
 def _dispatch(name: str, texts: list[str]) -> None:
     """Run the named command; without one, list them."""
-    listings = {"configs": list_configs, "settings": list_settings}
+    others = {"configs": list_configs, "settings": list_settings, "report": _report}
     train = ("run", "sweep", "explain")
     if name in ("", "-h", "--help", "help"):
         return print(_HELP, end="")
@@ -64,12 +63,10 @@ def _dispatch(name: str, texts: list[str]) -> None:
         from tsfl_jax import cli  # slow: not for the other commands
 
         main = functools.partial(cli.main, f"tsfl {name}")
-    elif name in _MODULES:
-        main = importlib.import_module(_MODULES[name]).main
-    elif name in listings:
-        main = listings[name]
+    elif name in others:
+        main = others[name]
     else:
-        names = [*train, *_MODULES, *listings]
+        names = [*train, *others]
         hint = f"{nearest(name, names)} (one of: {', '.join(names)})"
         print(f"tsfl: {name}: unknown command{hint}", file=sys.stderr)
         sys.exit(2)

@@ -199,10 +199,11 @@ def check(
         declaration = declaration._replace(high=high, below=math.inf)
     numbers = value if kind is tuple else (value,)
     if not all(_fits(number, number_kind, declaration) for number in numbers):
+        words = "finite float32" if number_kind is float else "whole"
         source = f" = --config.{high_is}" if high_is else ""
         raise UserError(
-            f"--config.{name}={value}: must be {_range(number_kind, declaration)}"
-            f"{source} ({declaration.help})"
+            f"--config.{name}={value}: must be a {words} number "
+            f"{range_of(declaration)}{source} ({declaration.help})"
         )
 
 
@@ -224,15 +225,9 @@ def _fits(value: float, kind: type, declaration: Setting) -> bool:
     return bool(low <= value <= high and above < value < below)
 
 
-def _range(kind: type, declaration: Setting) -> str:
-    """The numbers that a setting may be, in words."""
-    least = max(declaration.low, declaration.above)
-    most = min(declaration.high, declaration.below)
-    above, below = declaration.above == least, declaration.below == most
-    if kind is float and most < math.inf:
-        return f"in {'[('[above]}{least:g}, {most:g}{'])'[below]}"
-    bounds = [f"{'>' if above else '>='} {least}"] * (least > -math.inf)
-    bounds += [f"<= {most}"] * (most < math.inf)
-    if kind is float:
-        return f"{' and '.join(['finite', *bounds])} in float32"
-    return f"a whole number {' and '.join(bounds)}"
+def range_of(declaration: Setting) -> str:
+    """The choices or bounds of a setting as text, "" if there are none."""
+    low, high, above, below = declaration[2:6]
+    bounds = {"≥": low, ">": above, "≤": high, "<": below}
+    limits = [f"{sign} {b:,.10g}" for sign, b in bounds.items() if math.isfinite(b)]
+    return ", ".join(declaration.choices) or " and ".join(limits)

@@ -21,14 +21,12 @@ from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import EvaluationConfig
 from tsfl_jax.data.partition import PARTITIONS, PartitionConfig
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.data.skew import SkewConfig
 from tsfl_jax.models.networks import MODELS, ModelConfig
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.sections import (
     LR_SCHEDULES,
     ConstantsConfig,
     General,
-    Seeds,
     SeedsConfig,
     StopConfig,
 )
@@ -57,7 +55,7 @@ LISTS: dict[str, Mapping[str, Any]] = {"uplink.chain": PARTS}
 # Components that are in every experiment.
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
-    *(ConstantsConfig, SeedsConfig, CohortConfig, SkewConfig, EvaluationConfig),
+    *(ConstantsConfig, SeedsConfig, CohortConfig, EvaluationConfig),
     *(StopConfig, UplinkConfig, LocalLayers),
 )
 
@@ -201,10 +199,11 @@ def value(text: str, kind: type, argument: str) -> Any:
     raise UserError(f"{argument}: {text!r} is not {expected}")
 
 
-def seeds_of(config: Config) -> Seeds:
+def seeds_of(config: Config) -> SeedsConfig:
     """The seed of each source of randomness: `seed`, where it has none of its own."""
     seeds = vars(config.seeds).items()
-    return Seeds(**{name: config.seed if seed < 0 else seed for name, seed in seeds})
+    seeds = {name: config.seed if seed < 0 else seed for name, seed in seeds}
+    return SeedsConfig(**seeds)
 
 
 def replace(config: Config, values: dict[str, Any]) -> Config:

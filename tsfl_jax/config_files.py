@@ -7,7 +7,6 @@ the text after a colon is passed to its `get_config`: ``frameworks/afl:digits``.
 import os
 import pathlib
 import runpy
-from collections.abc import Iterable
 
 from tsfl_jax.config import Config
 from tsfl_jax.types import UserError, nearest, user_code
@@ -30,26 +29,6 @@ def descriptions() -> dict[str, str]:
     """Name of each experiment and the first line of its description."""
     texts = {name: path.read_text(encoding="utf-8") for name, path in _files().items()}
     return {n: text.strip('"').split("\n")[0].strip('" ') for n, text in texts.items()}
-
-
-def paths(names: Iterable[str]) -> list[pathlib.Path]:
-    """The files of several experiments.
-
-    Args:
-      names: paths, names as for `find`, or folders of experiments: "frameworks",
-        "frameworks:digits".
-
-    Raises:
-      UserError: one of them is neither a file nor a known name.
-    """
-    files: list[pathlib.Path] = []
-    for name in names:
-        folder, argument = split(name)
-        folder = folder.rstrip("/").removeprefix("configs/")
-        inside = [n for n in _files() if n.startswith(f"{folder}/")]
-        chosen = [f"{n}:{argument}" if argument else n for n in inside] or [name]
-        files += [pathlib.Path(find(n)) for n in chosen]
-    return files
 
 
 def find(name: str, flag: str = "") -> str:

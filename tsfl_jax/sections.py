@@ -8,13 +8,11 @@ section.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.types import UserError
 
 # The formulas are in `engine.optimizers.scheduled`.
 LR_SCHEDULES = {
@@ -43,15 +41,6 @@ class ConstantsConfig:
         ("bounds", "power", "quotient"),
     )
 
-    def check(self, config: Any, rule: Any) -> None:
-        """Refuse a variance that no noise has."""
-        del config, rule
-        if self.grad_variance == 0:
-            raise UserError(
-                "--config.constants.grad_variance=0.0: must be finite and not 0; a "
-                "negative value has it estimated"
-            )
-
 
 @component("seeds")
 class SeedsConfig:
@@ -67,15 +56,6 @@ class SeedsConfig:
     batches: int = setting(
         -1, "of all draws in training; -1: seed", low=-1, high=2**32 - 1
     )
-
-
-class Seeds(NamedTuple):
-    """The seed of each source of randomness, see `SeedsConfig`."""
-
-    model: int
-    split: int
-    fleet: int
-    batches: int
 
 
 @component("stop")
@@ -151,8 +131,12 @@ class General:
     checkpoint: bool = setting(
         True, "save from time to time, resume from the workdir", effect=False
     )
-    devices: int = setting(
-        0, "devices that share the clients; 0: all (CPU: cores)", low=0, swept=False
+    devices: int = setting(  # JAX starts 1024 in half a second, 100,000 not in 90 s
+        0,
+        "devices that share the clients; 0: all (CPU: cores)",
+        low=0,
+        high=1024,
+        swept=False,
     )
     mapping: str = setting(
         "auto",

@@ -3,9 +3,9 @@
 The one source is `tsfl_jax.config`; nothing is said here that is not declared there.
 """
 
-import math
 import textwrap
 
+from tsfl_jax.components import range_of
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.types import UserError, nearest
 
@@ -24,19 +24,10 @@ _TABLE = """\
 """
 
 
-def range_of(name: str) -> str:
-    """The choices or bounds of a setting as text, "" if there are none."""
-    _, setting = SETTINGS[name]
-    bounds = {"≥": setting.low, ">": setting.above}
-    bounds |= {"≤": setting.high, "<": setting.below}
-    limits = [f"{sign} {b:,.10g}" for sign, b in bounds.items() if math.isfinite(b)]
-    return ", ".join(setting.choices or ()) or " and ".join(limits)
-
-
 def entry(name: str) -> str:
     """Two or more lines on a setting: name, default, type; help and range."""
     kind, setting = SETTINGS[name]
-    text = "; ".join(filter(None, (setting.help, range_of(name))))
+    text = "; ".join(filter(None, (setting.help, range_of(setting))))
     lines = textwrap.indent(textwrap.fill(text, _COLUMNS - 4), " " * 4)
     return f"--config.{name}={get(Config(), name)!r}  ({kind.__name__})\n{lines}"
 
@@ -69,7 +60,7 @@ def markdown() -> str:
             title = f"`{group}`" if group else "The experiment"
             page += f"\n## {title}\n\n{head}{_TABLE}"
             section = group
-        values = range_of(name) or kind.__name__
+        values = range_of(setting) or kind.__name__
         cells = f"`{name}`", f"`{get(Config(), name)!r}`", values, setting.help
         page += (
             f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"

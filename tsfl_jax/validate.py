@@ -43,22 +43,12 @@ def _check_types(config: Any, prefix: str = "") -> None:
         kind: Any = section if is_section else type(field.default)
         if not _has_type(value, kind):
             expected = "whole numbers like (1,4)" if kind is tuple else kind.__name__
-            hint = _meant(name, value) if is_section else ""
             raise UserError(
                 f"--config.{name}={value!r}: expected {expected}, "
-                f"got {type(value).__name__}{hint}"
+                f"got {type(value).__name__}"
             )
         if is_section:
             _check_types(value, f"{name}.")
-
-
-def _meant(section: str, value: Any) -> str:
-    """The setting that a name in place of a section was meant for: "resnet18"."""
-    for name, (_, declaration) in c.SETTINGS.items():
-        choices = declaration.choices if name.startswith(f"{section}.") else ()
-        if near := nearest(value, choices):
-            return near.replace("'", f"config.{name} = '", 1)
-    return ""
 
 
 def _has_type(value: Any, expected: type) -> bool:

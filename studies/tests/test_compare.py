@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from studies import compare
+from studies import compare, verdicts
 from tsfl_jax import config_files
 from tsfl_jax.config import Config, get, read, replace
 from tsfl_jax.prepare import prepare
@@ -68,14 +68,14 @@ def test_a_run_that_diverged_has_guessed(tmp_path):
         "test_accuracy": np.array([[0.8, np.nan, 0.9], [0.8, np.nan, 0.3]]),
         "diverged": np.array([[False, False, False], [False, False, True]]),
     }
-    best = np.nanmax(statistics.curves_of(history, 10), axis=-1)
+    best = np.nanmax(verdicts.curves_of(history, 10), axis=-1)
     assert best.tolist() == [0.9, 0.1]
-    note = statistics.diverged_note(history)
+    note = verdicts.diverged_note(history)
     assert note == "1 diverged, scored at chance level"
-    assert statistics.diverged_note({n: a[:1] for n, a in history.items()}) == ""
+    assert verdicts.diverged_note({n: a[:1] for n, a in history.items()}) == ""
     untested = {n: a[1:, -1:] for n, a in history.items()}
     untested["test_accuracy"] = np.full((1, 1), np.nan)
-    assert statistics.curves_of(untested, 10).tolist() == [[0.1]]
+    assert verdicts.curves_of(untested, 10).tolist() == [[0.1]]
     summary = {"algorithm": "fedavg", "train_seconds": 1.0, "data": "digits"}
     facts = {"updates": 3, "iterations": 9, "mean_staleness": 0.0}
     runs = []
@@ -190,6 +190,15 @@ def test_a_setting_is_set_where_a_framework_reads_it():
         prepare.prepare(
             axes.changed(sfl, compare._settings_of("sfl", changes, ["sfl", "afl"]))
         )
+
+
+def test_experiments_are_found_by_name_and_by_folder():
+    assert len(FILES) == 12
+    for folder in ("frameworks", "configs/frameworks/"):
+        assert compare.paths([folder]) == FILES
+    digits = compare.paths(["frameworks:digits"])
+    assert {config_files.load(path).data.name for path in digits} == {"digits"}
+    assert compare.paths(["afl", "sfl:digits"])[1].name == "sfl.py:digits"
 
 
 @pytest.mark.slow

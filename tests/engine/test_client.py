@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen as nn
 
 from tests import problems
 from tsfl_jax.engine import client, optimizers
@@ -61,7 +60,7 @@ def test_nan_in_frozen_steps_does_not_leak():
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(model))
 
 
-@pytest.mark.parametrize("size", [1, 4, 5, 12])
+@pytest.mark.parametrize("size", [1, 5, 12])
 def test_a_pass_meets_every_sample_once(size):
     seen = []
 
@@ -82,24 +81,6 @@ def test_a_pass_meets_every_sample_once(size):
     assert int(result.samples) == size
 
 
-def test_batch_statistics_are_carried_and_masked():
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x, train=False, mask=None):
-            mask = None if mask is None else mask[:, None]
-            x = nn.BatchNorm(use_running_average=not train, momentum=0.0)(x, mask=mask)
-            return nn.Dense(3)(x)
-
-    variables, run = make(networks.from_flax(Net()))
-    assert set(variables) == {"params", "batch_stats"}
-    # One pass over 5 samples in batches of 4: the last batch holds one real sample,
-    # and with momentum 0 the running mean is that sample itself.
-    model, _ = run(one_client(1, 5))
-    mean = np.asarray(model["batch_stats"]["BatchNorm_0"]["mean"])
-    held = DATA.x_train[np.asarray(PROBLEM.rows[0][:5])]
-    assert np.abs(held - mean).sum(axis=1).min() < 1e-5
-
-
 def test_any_optax_transformation():
     adam = optax.adam(1e-2)
     variables, run = make(problems.mlp(), lambda hparams: adam)
@@ -117,7 +98,7 @@ def test_clipping_bounds_the_step():
     np.testing.assert_allclose(change, 1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("number", [1, 7, 44, 128, 129])
+@pytest.mark.parametrize("number", [1, 44, 129])
 def test_few_scores_are_sorted_as_argsort_does(number):
     rng = np.random.default_rng(number)
     for _ in range(3):

@@ -8,6 +8,7 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tsfl_jax.engine import exact_sums, optimizers, scan
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.models import networks
 from tsfl_jax.rules.base import Counts
 
@@ -21,8 +22,8 @@ LINEAR = networks.from_flax(networks.MLP(3, 0))  # smooth: no ReLU
 def final_loss(rho, lr, clip_norm, mapping="vmap"):
     """The test loss after two intervals with fixed weights."""
     rule = tsfl_jax.rule(lambda info: rho, normalize=False)
-    spec = scan.ProgramSpec(batch_size=4, passes=2, mapping=mapping, block=3, longest=4)
-    run = scan.make_run(LINEAR, (rule,), optimizers.sgd, spec)
+    spec = ProgramSpec(batch_size=4, passes=2, mapping=mapping, block=3, longest=4)
+    run = scan.make_run(Parts(LINEAR, (rule,), optimizers.sgd, spec))
     hparams = problems.hparams(momentum=0.5)._replace(lr=lr, clip_norm=clip_norm)
     start = scan.init_state(
         LINEAR, (rule,), jax.random.key(0), jnp.zeros((1, 5)), Counts(3, 1)

@@ -6,11 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import tsfl_jax
 from tests import problems
-from tests.problems import small
 from tests.rules.test_rules import received
-from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.theory.minimum import bound_optimal_weights
@@ -91,27 +88,3 @@ def test_no_client_has_weight_in_an_interval_without_work():
     nan = jnp.full(5, jnp.nan)
     empty = info(jnp.zeros(5, int), nan, nan, jnp.nan, 0.0, 0.0)
     assert BOUND_OPTIMAL.mixing.weights(empty, HP).rho.tolist() == [0] * 5
-
-
-@pytest.mark.slow
-def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
-    config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0)
-    config.bound_optimal.weight_limit = 2.0
-    found = tsfl_jax.simulate(config).history
-    N, tau = config.num_clients, prepare(config).workload.schedule.tau
-    for t in range(2):
-        L = found["smoothness"][t]
-        known = BoundConstants(
-            lr=config.lr,
-            smoothness=L,
-            grad_sq_norm=found["grad_sq_norm"][t],
-            weight_limit=max(2.0, 1 / (config.lr * L) - 1),
-            distance=max(found["grad_square"][t], 0) / L**2,
-            grad_variance=np.nan_to_num(found["client_variance"][t]),
-            dissimilarity=np.maximum(np.nan_to_num(found["client_dissimilarity"][t]), 0)
-            / L**2,
-        )
-        best = bound_optimal_weights(tau[t], known, limit=2.0)
-        assert best.valid
-        np.testing.assert_allclose(found["rho"][t], best.rho, atol=1e-5)
-    assert found["rho"].max() <= 2 / N * (1 + 1e-6)

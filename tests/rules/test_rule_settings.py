@@ -11,7 +11,6 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.averages import Server
 from tsfl_jax.rules.robust import Krum
 from tsfl_jax.rules.server_optimizers import FedAvgM
-from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import UserError
 
 
@@ -90,25 +89,6 @@ def test_clipping_and_a_proximal_term_under_fednova_are_refused():
     settings = small(algorithm="fednova", proximal=True, clip_norm=1.0)
     with pytest.raises(UserError, match="clip_norm=1.0.*leave out one"):
         prepare.prepare(settings)
-
-
-def test_krum_notes_too_few_clients_as_the_server_sees_them():
-    """f = ⌊0.4 n⌋: n = 10 is too few (4), n = 9 and 7 are not (3 and 2), 8 is (3)."""
-
-    def notes(*clients):
-        tau = (np.arange(10) < np.array(clients)[:, None]).astype(np.int32)
-        given = config.Config(algorithm="krum"), AGGREGATORS["krum"]
-        return Krum(trim=0.4).notes(*given, complete(tau, np.ones_like(tau)))
-
-    [note] = notes(10, 9, 8, 7, 0)
-    assert "in 2 of 4 updates, of 8 to 10 clients" in note
-    assert notes(9, 7) == ()
-    # A client that does nothing and says that it did is one of them.
-    echo = small(algorithm="krum", num_clients=7)
-    echo.schedule.kind, echo.schedule.tau = "explicit", (2,)
-    echo.schedule.free_riders, echo.schedule.free_riding = 3, "echo"
-    echo.krum.trim = 0.3
-    assert not any("2f + 2" in note for note in prepare.prepare(echo).notes)
 
 
 @pytest.mark.parametrize("algorithm", ["dms", "dms_adaptive"])

@@ -1,4 +1,4 @@
-"""What holds where the losses are convex, and the steps of Theorem 1's proof."""
+"""What holds where the losses are convex, and Definition 1.3."""
 
 import itertools
 
@@ -130,35 +130,6 @@ def test_theorem_1_with_1_for_the_square_of_the_rate_follows():
     assert checked > 40 and below > 5
 
 
-# ---- Steps of the proof of Theorem 1 ----
-
-
-def local_models(steps, participates):
-    """w_{i,h} − w^t for h = 0..H, [H + 1, N], of steps taken where α = 1."""
-    moved = np.cumsum(np.where(participates, steps, 0.0), axis=0)
-    return np.concatenate([np.zeros((1, moved.shape[1])), moved])
-
-
-def test_the_sum_over_an_interval_still_gives_the_same_x():
-    """Σ_h Σ_i ρα‖w̄ − w_ih‖² ≤ η²G²(H − 1) Σρτ², for any order of iterations."""
-    for H in range(1, 9):
-        for tau in range(H + 1):
-            assert sum(min(h, tau) ** 2 for h in range(H)) <= (H - 1) * tau**2
-    rng = np.random.default_rng(0)
-    largest = 0.0
-    for _ in range(300):
-        H, N = rng.integers(1, 7), rng.integers(1, 5)
-        alpha = rng.random((H, N)) < rng.uniform(0.3, 1)
-        rho = rng.dirichlet(np.ones(N))
-        local = local_models(rng.choice([-1.0, 0.0, 1.0], (H, N)), alpha)[:-1]
-        mean = local @ rho
-        left = (rho * alpha * (local - mean[:, None]) ** 2).sum()
-        right = (H - 1) * (rho * alpha.sum(0) ** 2).sum()
-        assert left <= right + 1e-12
-        largest = max(largest, left / right if right else 0)
-    assert largest > 0.1
-
-
 # ---- Definition 1.3 ----
 
 
@@ -179,12 +150,3 @@ def test_the_minimizer_under_the_other_reading_of_definition_1_3():
     assert bool(least.limit_holds) and bool(least.valid)
     assert all(a >= b for a, b in itertools.pairwise(least.rho.tolist()))
     assert least.rho[0] > least.rho[3]
-
-
-@pytest.mark.parametrize("theta", [2.0, 9.0])  # ηL(1+θ) = 0.3, 1
-def test_under_the_other_reading_it_is_no_bound(theta):
-    """F_i = (w ∓ 1)²/2 from w* = 0, H = 1: a negative bound of ‖∇F(w^T)‖²/L²."""
-    known = known_constants(0.1, 1.0, 0.0, [1.0, 1.0], theta)
-    found = bound(np.full(2, 0.5), np.ones(2), known)
-    assert found.W > 0
-    assert (found.total < 0) == (theta == 2.0) == (not bool(found.limit_holds))

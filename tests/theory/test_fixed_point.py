@@ -163,14 +163,3 @@ def test_failed_searches_are_not_converged():
     assert not bool(found.converged) and np.isinf(found.residual)
     found = solve(tau, without, tau != 2)  # (4) is not asked of the one without
     assert bool(found.converged) and np.isfinite(found.rho).all()
-
-
-def test_no_client_works_or_is_selected():
-    known, everyone = constants(6), np.ones(6, bool)
-    found = solve(TAU, known, ~everyone)
-    np.testing.assert_array_equal(found.rho, np.zeros(6, np.float32))
-    assert bool(found.converged) and found.residual == 0
-    found = solve(0 * TAU, known, everyone)  # (4) divides by τ: they have weights, too
-    right = printed(np.asarray(found.rho)[None], [[0] * 6], known, [everyone])
-    np.testing.assert_allclose(found.rho, right[0], rtol=1e-4)
-    assert bool(found.converged)

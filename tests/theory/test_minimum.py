@@ -112,7 +112,7 @@ def test_weights_that_fall_with_the_iterations_and_beat_dms():
 # ---- Against other solvers ----
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_same_minimum_as_a_general_solver(seed):
     rng = np.random.default_rng(seed)
     n, intervals = 6, 3
@@ -210,17 +210,6 @@ def test_without_variance_the_cheapest_clients_are_full():
     np.testing.assert_allclose(rho, [0, 0, 0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-15)
 
 
-def test_cases_without_a_choice():
-    gamma = np.linspace(0, 1, 6)
-    for tau, c in (
-        (TAU, constants(dissimilarity=gamma, weight_limit=1.0)),  # θ = 1
-        (np.full(6, 3), constants()),  # all alike
-    ):
-        found = solve(tau, c, np.float32)
-        np.testing.assert_allclose(found.rho, 1 / 6, rtol=1e-6)
-        assert found.converged
-
-
 def test_absent_clients_and_empty_intervals():
     c = constants(grad_variance=np.arange(1.0, 7), weight_limit=2.0)
     tau = np.array([[0, 3, 1, 2, 0, 1], [0] * 6, [0, 4, 0, 0, 0, 1]])
@@ -258,8 +247,7 @@ def test_a_bound_that_is_valid_for_some_weights_only():
     np.testing.assert_allclose(found.value, bound(found.rho, tau, c), rtol=1e-12)
 
 
-@pytest.mark.parametrize("lr", [1e-6, 1e-3, 1e-1])
-@pytest.mark.parametrize("variance", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(("lr", "variance"), [(1e-6, 1e6), (1e-1, 1e-6)])
 def test_float32_finds_nearly_the_same_weights(lr, variance):
     rng = np.random.default_rng(0)
     tau = np.stack([TAU, TAU[::-1], np.full(6, 3)])

@@ -13,37 +13,23 @@ from jaxtyping import Array, Float, Int
 from tsfl_jax import trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices
-from tsfl_jax.engine.interval import claimed, participants, renewed
+from tsfl_jax.engine.interval import claimed, participants
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
-from tsfl_jax.engine.structures import Inputs, Problem, State
+from tsfl_jax.engine.structures import Inputs, Interval, State
 from tsfl_jax.timeline import feedback
-from tsfl_jax.types import Params, PRNGKey
+from tsfl_jax.types import Params
 
 
 def choose(
-    parts: Parts,
-    choice: feedback.Choice,
-    state: State,
-    key: PRNGKey,
-    problem: Problem,
-    inputs: Inputs,
+    interval: Interval, choice: feedback.Choice
 ) -> tuple[State, Inputs, Int[Array, "K"]]:
     """Choose K of the candidates of an interval.
 
-    Args:
-      parts: network and spec.
-      choice: how K are chosen.
-      state: w^t, and what is known of the clients.
-      key: of the run.
-      problem: samples and index table.
-      inputs: of this interval, d candidates.
-
-    Returns:
-      The state with what those chosen let be heard, the inputs of K clients, and their
-      places among the candidates, ascending.
+    The state with what those chosen let be heard, the inputs of K clients, and their
+    places among the candidates, ascending.
     """
-    clients = participants(problem, inputs)
-    clients = renewed(problem, key, inputs.interval, clients)
+    parts, state, _, _, problem, inputs = interval
+    clients = participants(interval)
     if choice.sampler == "power_of_choice":
         loss, _ = losses(parts, state.params, problem.samples, clients)
         chosen = feedback.power_of_choice(loss, choice.size)
@@ -82,14 +68,7 @@ def losses(
 ) -> tuple[Float[Array, "N"], Float[Array, "N"]]:
     """The mean loss, and the mean squared loss, of all samples that each client holds.
 
-    Args:
-      parts: the network, and the size of a mini-batch.
-      params: a model's Flax variables.
-      samples: the training samples.
-      clients: leading axis ``[N]``.
-
-    Returns:
-      Both float32, the same on every device, without derivatives.
+    The same on every device, without derivatives.
     """
     spec, model = parts.spec, parts.model
     params, samples = jax.tree.map(lax.stop_gradient, (params, samples))

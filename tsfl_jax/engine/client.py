@@ -102,16 +102,9 @@ def batch_of(
 def batch_gradient(
     model: Model, variables: Params, batch: Batch
 ) -> tuple[tuple[Float[Array, ""], tuple[Params, Float[Array, ""]]], Params]:
-    """The model's loss on a batch and its gradient.
+    """The mean loss on a batch, and its gradient in ``variables["params"]``.
 
-    Args:
-      model: the network.
-      variables: Flax variables.
-      batch: the loss is the mean over its valid rows.
-
-    Returns:
-      (loss, (new variables, sum of the sample losses)), and the gradient with respect
-      to ``variables["params"]``.
+    ((loss, (new variables, sum of the sample losses)), gradient).
     """
 
     def loss(params: Params) -> tuple[Float[Array, ""], Any]:
@@ -130,9 +123,6 @@ def steps_per_iteration(size: Any, batch_size: int, iteration: str) -> Any:
       size: |D_i| ≥ 1, an integer array of any shape, of JAX or NumPy.
       batch_size: B ≥ 1.
       iteration: "pass" or "step".
-
-    Returns:
-      An array like `size`.
     """
     return -(-size // batch_size) if iteration == "pass" else size * 0 + 1
 
@@ -245,10 +235,8 @@ def _step(
 
     if parts.hooks.client_step:
         key = jax.random.fold_in(rng.fold(start.key, "own step"), k)
-        step = hooks.Step(
-            *(variables, carry.optimizer, batch.x, batch.y, batch.mask, key),
-            *(start.variables, hparams, k, gradient, apply),
-        )
+        inputs = variables, carry.optimizer, batch.x, batch.y, batch.mask, key
+        step = hooks.Step(*inputs, start.variables, hparams, k, gradient, apply)
         with user_code("client_step fails", "expected a function of a Step -> Stepped"):
             stepped = hooks.Stepped(*parts.hooks.client_step(step))
     else:
@@ -274,19 +262,10 @@ def train(
     hparams: HParams,
     limit: ArrayLike | None = None,
 ) -> tuple[Params, LocalResult]:
-    """Train one client for τ_i local iterations.
+    """Train one client for τ_i local iterations; its variables may hold NaN.
 
-    Args:
-      parts: the network, the optimizer and what shapes the loop.
-      start: model, random stream and gradient correction.
-      client: one client, without a leading axis.
-      samples: the training samples.
-      hparams: η, μ and what else the optimizer takes from them.
-      limit: None: the loop ends with this client's own work. Else the steps that all
-        clients of a `vmap` run in lock-step; α freezes those that have finished.
-
-    Returns:
-      The client's variables, which may hold NaN, and its `LocalResult`.
+    Without a limit the loop ends with this client's own work. Else it has the steps
+    that all clients of a `vmap` run in lock-step; α freezes those that have finished.
     """
     spec, optimizer = parts.spec, parts.optimizer(hparams)
     optimizer = optimizers.without(optimizer, spec.frozen)

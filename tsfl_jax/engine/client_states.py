@@ -25,14 +25,9 @@ def kept(
     on_device: mapping.DeviceClients,
     clients: local.Client,
 ) -> Any:
-    """All clients' states after an interval: the new ones where a model is finite.
+    """All clients' states ``[U, ...]``: the new ones where a model is finite.
 
-    Args:
-      spec: with the mesh axis.
-      states: of each link, leaves ``[U, ...]``.
-      results: of this device's clients ``[k]``.
-      on_device: which clients they are.
-      clients: all of the interval ``[K]``; of several deliveries of one the last.
+    Of several deliveries of one of the K clients the last.
     """
     if not jax.tree.leaves(states):
         return states
@@ -52,8 +47,7 @@ def stacked_updates(
 ) -> tuple[Params, local.LocalResult]:
     """`mapping.stacked_updates`, in wave j of the j-th tasks of clients in an update.
 
-    So each starts from the state that its client's last task left. `train` takes those
-    of all clients before a client; arguments as of `kept`.
+    So each starts from the state that its client's last task left.
     """
     if spec.waves == 1:
         with_states = functools.partial(train, states)

@@ -48,6 +48,7 @@ from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.program_spec import Parts
+from tsfl_jax.engine.structures import Interval
 from tsfl_jax.types import Array, ClientGradients, Constants, HParams, Params, PRNGKey
 
 ESTIMATING_CLIENTS = 8  # for L, G², σ², unless all are asked for
@@ -61,43 +62,31 @@ _Gradient = Callable[[Params, Int[Array, ""]], Params]  # of a mini-batch, by nu
 
 
 def estimate(
-    parts: Parts,
-    variables: Params,
-    key: PRNGKey,
-    clients: local.Client,
-    samples: local.Samples,
-    hparams: HParams,
+    interval: Interval, key: PRNGKey, clients: local.Client
 ) -> tuple[Constants, ClientGradients]:
-    """All estimates of one interval.
+    """All estimates of one interval; NaN: neither given nor estimated.
 
-    Args:
-      parts: the network and what shapes the program.
-      variables: the global model w^t.
-      key: of this interval.
-      clients: leading axis ``[N]``, with the τ that they report: clients that claim to
-        take part are asked even if they do nothing.
-      samples: the training samples.
-      hparams: η, and the constants that were given; NaN ones are estimated.
-
-    Returns:
-      L, G², σ² as given or else estimated (NaN: neither), and what gradients say about
-      every client, or else NaN.
+    Clients ``[N]`` have the τ that they report: those that claim to take part are asked
+    even if they do nothing.
     """
+    parts, state, _, hparams, problem, _ = interval
+    inputs = parts, state.params, key, clients, problem.samples
 
     def constants() -> Constants:
-        estimated = estimate_constants(parts, variables, key, clients, samples, hparams)
-        return completed(hparams.constants, estimated)
-
-    def gradients() -> ClientGradients:
-        return client_gradients(parts, variables, key, clients, samples)
+        return completed(hparams.constants, estimate_constants(*inputs, hparams))
 
     missing = jnp.full(clients.tau.shape, jnp.nan, jnp.float32)
     no_gradients = ClientGradients(missing, missing, jnp.float32(jnp.nan))
-    estimates, settings = parts.spec.estimates, hparams.constants
-    settings = jax.tree.map(jnp.asarray, settings)
+    estimates = parts.spec.estimates
+    settings = jax.tree.map(jnp.asarray, hparams.constants)
     return (
         _if_used(estimates.constants, constants, settings, hparams),
-        _if_used(estimates.gradients, gradients, no_gradients, hparams),
+        _if_used(
+            estimates.gradients,
+            lambda: client_gradients(*inputs),
+            no_gradients,
+            hparams,
+        ),
     )
 
 
@@ -128,10 +117,13 @@ def estimate_constants(
     """Estimate L, G² and σ² at the global model; see the module docstring.
 
     Args:
-      parts, variables, key, samples, hparams: as in `estimate`; η is the length of the
-        step that measures L.
+      parts: the network and what shapes the program.
+      variables: the global model w^t.
+      key: of this interval.
       clients: leading axis ``[N]``; only those with τ > 0 are estimated, at most
         `ESTIMATING_CLIENTS` of them unless ``Estimates.method`` is "bounds".
+      samples: the training samples.
+      hparams: η is the length of the step that measures L.
       draws: estimates of each client that are averaged before the largest is taken,
         which is too large where they vary.
 
@@ -150,18 +142,15 @@ def estimate_constants(
         key, client = item
         if draws == 1:
             return one(key, client)
-        estimates = lax.map(
-            lambda key: one(key, client), _folded(key, jnp.arange(draws))
-        )
-        return jax.tree.map(lambda a: a.mean(), estimates)
+        keys = _folded(key, jnp.arange(draws))
+        estimates = lax.map(lambda key: one(key, client), keys)
+        return jax.tree.map(jnp.mean, estimates)
 
     keys = _folded(rng.fold(key, "constants"), clients.id)
-    lots = jax.vmap(lambda k: jax.random.uniform(rng.fold(k, "constants clients")))(
-        keys
-    )
+    lots = jax.vmap(lambda k: jax.random.uniform(rng.fold(k, "constants clients")))
     number = None if method == "bounds" else ESTIMATING_CLIENTS
     present = clients.tau > 0
-    chosen = jnp.argsort(jnp.where(present, lots, 2.0))[:number]
+    chosen = jnp.argsort(jnp.where(present, lots(keys), 2.0))[:number]
     # Side by side where clients train so: a loop would be launched by the host.
     estimated = devices.shared_map(
         mean_of_draws, trees.take((keys, clients), chosen), spec.axis, spec.width
@@ -261,19 +250,17 @@ def client_gradients(
     """Estimates for all clients at the global model; see the module docstring.
 
     Of large networks a random selection of a gradient's entries stands for all of them
-    in the products, drawn anew in every interval: still unbiased.
-
-    Args:
-      parts, variables, key, samples: as in `estimate`.
-      clients: leading axis ``[N]``; those with τ = 0 have no share in F.
-
-    Returns:
-      `ClientGradients`, float32; NaN for clients with τ = 0.
+    in the products, drawn anew in every interval: still unbiased. Clients with τ = 0
+    have no share in F, and NaN.
     """
     spec, number, present = parts.spec, clients.tau.shape[0], clients.tau > 0
     stream, common = rng.keys(key, "gradients", "gradients entries")
-    entries, scale = _entries(common, variables["params"], number)
-    keys = _folded(stream, clients.id)
+    # Which entries are kept, and how many one of them stands for.
+    total = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+    kept_of_each, entries, scale = max(_KEPT // number, _LEAST), slice(None), 1.0
+    if total > kept_of_each:
+        entries = jax.random.randint(common, (kept_of_each,), 0, total)
+        scale = total / kept_of_each
 
     def one(item: tuple[PRNGKey, local.Client, Array]) -> tuple[Array, Array]:
         key, client, is_present = item
@@ -286,20 +273,9 @@ def client_gradients(
 
         return lax.cond(is_present, measured, nothing)
 
-    items = keys, clients, present
+    items = _folded(stream, clients.id), clients, present
     variance, kept = devices.shared_map(one, items, spec.axis, spec.width)
     return _products(variance, kept, scale, clients.size, present)
-
-
-def _entries(
-    key: PRNGKey, params: Params, num_clients: int
-) -> tuple[Int[Array, "m"] | slice, float]:
-    """Which entries of a gradient are kept, and how many one of them stands for."""
-    total = sum(leaf.size for leaf in jax.tree.leaves(params))
-    count = max(_KEPT // num_clients, _LEAST)
-    if total <= count:
-        return slice(None), 1.0
-    return jax.random.randint(key, (count,), 0, total), total / count
 
 
 def _two_gradients(

@@ -102,18 +102,9 @@ def evaluate(
     axis: str | None,
     group_size: Int[types.Array, "G"] | None = None,
 ) -> Scores:
-    """Evaluate a model on the whole test set.
+    """Evaluate a model on the whole test set, of which a device has its own batches.
 
-    Args:
-      model: the network.
-      variables: its Flax variables.
-      samples: for their scale.
-      test: this device's batches.
-      axis: mesh axis of devices that share the test set; None: one device.
-      group_size: test samples of each group; None: no groups.
-
-    Returns:
-      `Scores`; NaN for a group without samples.
+    A group without samples has NaN; `samples` give the scale.
     """
 
     def batch(item: TestSet) -> tuple[Array, Array, list[Any], tuple[Array, ...]]:
@@ -184,20 +175,11 @@ def evaluate_personal(
     hparams: HParams,
     score: Callable[[Params], Scores],
 ) -> Scores:
-    """Test the clients' own models, one after another.
+    """Test the clients' own models, one after another, of the U clients `ids`.
 
-    Args:
-      parts: with the links that keep layers.
-      params: the global model.
-      states: of the links, leaves ``[U, ...]``.
-      ids: of the U clients.
-      scored: whom to test, and on what.
-      hparams: with the links' settings.
-      score: a model's variables → `Scores` with scores by group.
-
-    Returns:
-      Means over the clients of each score on the whole test set. By group are scores of
-      the clients: ``[m]``, NaN for one without test samples.
+    Means over the clients of each score on the whole test set. By group are scores of
+    the clients: ``[m]``, NaN for one without test samples. `score` makes `Scores` by
+    group of a model's variables.
     """
 
     def one(client: Scored) -> tuple[Any, Array, Array]:
@@ -205,7 +187,7 @@ def evaluate_personal(
         scores = score(chain.start(parts.uplinks, params, layers, -1, hparams))
         accuracy = _mixed(client.share, cast(Array, scores.group_accuracy))
         loss = _mixed(client.share, cast(Array, scores.group_loss))
-        return (scores.accuracy, scores.loss, scores.metrics), accuracy, loss
+        return scores[:3], accuracy, loss
 
     whole, accuracy, loss = lax.map(one, scored)
     is_client = scored.client >= 0

@@ -33,20 +33,13 @@ def objective(
 ) -> Objective | None:
     """ρ → (F_val(w^t + Σ_i ρ_i u_i), its derivatives); None without validation samples.
 
-    Args:
-      parts: the network and the mesh axis of devices that share the samples.
-      params: w^t.
-      updates: u_i, leaves ``[N, ...]``, 0 where not finite, the same on all devices.
-      samples: all training samples.
-      held_out: which of them are for validation; None: none.
-      combined: Δ of a rule whose update is no weighted sum; None: there is none.
-
-    Returns:
-      A function of float32 ``[N]``, with `combined` of ``[N + 1]``: the last number is
-      the share of Δ that is added; its derivative is not computed, but 0. F_val is the
-      mean loss; its sums over samples have the same bits on any number of devices.
+    A function of float32 ``[N]``; with `combined`, Δ of a rule whose update is no
+    weighted sum, of ``[N + 1]``: the last number is the share of Δ that is added; its
+    derivative is not computed, but 0. F_val is the mean loss; its sums over samples
+    have the same bits on any number of devices. The updates u_i ``[N, ...]``, 0 where
+    not finite, are the same on all devices.
     """
-    if held_out is None:
+    if not held_out:
         return None
     axis, num_updates = parts.spec.axis, jax.tree.leaves(updates)[0].shape[0]
     params, updates, combined = lax.stop_gradient((params, updates, combined))
@@ -60,7 +53,7 @@ def objective(
         rho: Float[Array, "n"], rows: Int[Array, "b"], mask: Bool[Array, "b"]
     ) -> Float[Array, ""]:
         share = lax.stop_gradient(rho[-1])
-        extra = None if combined is None else (share, combined)
+        extra = (share, combined) if combined else None
         model = model_at(params, updates, rho[:num_updates], extra)
         outputs = parts.model.predict(model, scaled(samples, samples.x[rows]))
         loss = parts.model.loss(outputs, samples.y[rows])
@@ -102,16 +95,8 @@ def regret_of(
 
     gap = max_q ⟨∇_ρ F_val, ρ − q⟩, Frank and Wolfe's. Where F_val is convex in ρ it is
     an upper bound of F_val(w(ρ)) − min_q F_val(w(q)), so regret ≤ gap; networks are not
-    convex, and there it says how steep the best exchange of weight is at ρ.
-
-    Args:
-      objective: from `objective`, with Δ unless `by_weights`.
-      received: ρ and who is present, with a finite model.
-      by_weights: whether ρ makes the model, not Δ.
-      hparams: steps of the search.
-
-    Returns:
-      `Regret`; NaN where no client is present.
+    convex, and there it says how steep the best exchange of weight is at ρ. The
+    objective has Δ unless `by_weights`. NaN where no client is present.
     """
     present, count = received.present, received.present.shape[0]
     rho = of_present(received.rho, present, received.shares)

@@ -20,94 +20,60 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import (
-    client_states,
-    evaluation,
-    from_updates,
-    mapping,
-    optimizers,
-)
+from tsfl_jax.engine import client_states, evaluation, from_updates, mapping, optimizers
 from tsfl_jax.engine.estimates import estimate
 from tsfl_jax.engine.mapping import Tally, count
-from tsfl_jax.engine.program_spec import Parts, ProgramSpec
-from tsfl_jax.engine.structures import History, Inputs, Problem, State
+from tsfl_jax.engine.structures import History, Inputs, Interval, Problem, State
 from tsfl_jax.models.losses import weight_entropy
 from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
 from tsfl_jax.rules.base import Aggregator, ClientOutputs, Received, RoundInfo, Weights
-from tsfl_jax.types import (
-    Array,
-    ClientGradients,
-    Constants,
-    HParams,
-    Params,
-    PRNGKey,
-)
+from tsfl_jax.types import Array, ClientGradients, Constants, Params, PRNGKey
 from tsfl_jax.uplink import chain
 from tsfl_jax.uplink.link import LinkInfo
 
 
-def run_interval(
-    parts: Parts,
-    state: State,
-    key: PRNGKey,
-    hparams: HParams,
-    problem: Problem,
-    inputs: Inputs,
-) -> tuple[State, History]:
-    """One interval of all clients: Algorithm 1.
-
-    Args:
-      parts: network, rule, optimizer and spec.
-      state: w^t and what goes with it.
-      key: of the run.
-      hparams: scalars that may be swept.
-      problem: samples, test set and index table.
-      inputs: the schedule of this interval.
-
-    Returns:
-      The state with w^{t+1}, and the record of the interval.
-    """
+def run_interval(interval: Interval) -> tuple[State, History]:
+    """One interval of all clients, Algorithm 1; the new state and the record."""
+    parts, state, key, hparams, problem, inputs = interval
     if parts.spec.lr_varies:
         hparams = optimizers.in_interval(hparams, jnp.asarray(inputs.interval))
+        interval = interval._replace(hparams=hparams)
     streams = rng.keys(key, "training", "estimates", "rule")
     estimate_key, rule_key = jax.vmap(
         lambda stream: jax.random.fold_in(stream, inputs.interval)
     )(streams[1:])
-    clients = renewed(problem, key, inputs.interval, participants(problem, inputs))
+    clients = participants(interval)
     seen = clients._replace(tau=claimed(inputs))
-    estimates = estimate(
-        parts, state.params, estimate_key, seen, problem.samples, hparams
-    )
-    info = observe(parts.spec, rule_key, seen, inputs, estimates)
+    estimates = estimate(interval, estimate_key, seen)
+    info = observe(interval, rule_key, seen, estimates)
     weights = decide(parts.rules, info, hparams)
-    train = client_training(parts, state, streams[0], hparams, problem, inputs)
-    counts = weights.rho, weights.shares
-    on_device = mapping.device_clients(parts.spec, clients, inputs.assigned, *counts)
+    on_device = mapping.device_clients(
+        parts.spec, clients, inputs.assigned, weights.rho, weights.shares
+    )
     broadcast = None
     if parts.spec.snapshots:
         broadcast = trees.take(state.broadcast, clients.snapshot)
     received = Received(info, weights.rho, info.tau > 0, broadcast, weights.shares)
-    arrived = train_and_combine(
-        parts, state, train, on_device, clients, weights, received, hparams, problem
-    )
+    train = client_training(interval, streams[0])
+    arrived = train_and_combine(interval, train, on_device, clients, weights, received)
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
-    new = advance(parts, state, arrived, tally, inputs.delivery.keep, hparams)
+    new = advance(interval, arrived, tally)
     states = client_states.kept(
         parts.spec, state.uplinks, arrived.results, on_device, clients
     )
     new = new._replace(uplinks=states)
-    scores = evaluate_if_due(parts, new, problem, inputs.evaluate, hparams)
-    return new, record(new, scores, tally, arrived, estimates)
+    return new, record(new, evaluate_if_due(interval, new), tally, arrived, estimates)
 
 
-def participants(problem: Problem, inputs: Inputs) -> local.Client:
-    """The clients in the slots; leading axis ``[K]``."""
+def participants(interval: Interval) -> local.Client:
+    """The clients in the slots, with the samples that they hold now; axis ``[K]``."""
+    problem, inputs = interval.problem, interval.inputs
     place = jnp.asarray(inputs.client)
-    return local.Client(
+    clients = local.Client(
         id=jnp.asarray(problem.client)[place],
         tau=jnp.asarray(inputs.tau),
         size=jnp.asarray(inputs.size),
@@ -116,6 +82,7 @@ def participants(problem: Problem, inputs: Inputs) -> local.Client:
         task=jnp.asarray(inputs.delivery.task),
         snapshot=jnp.asarray(inputs.delivery.snapshot),
     )
+    return renewed(problem, interval.key, inputs.interval, clients)
 
 
 def claimed(inputs: Inputs) -> Int[Array, "K"]:
@@ -125,23 +92,19 @@ def claimed(inputs: Inputs) -> Int[Array, "K"]:
 
 
 def observe(
-    spec: ProgramSpec,
+    interval: Interval,
     key: PRNGKey,
     seen: local.Client,
-    inputs: Inputs,
     estimates: tuple[Constants, ClientGradients],
 ) -> RoundInfo:
     """What a rule may see: the work that clients claim, ages, and the estimates."""
-    constants, gradients = estimates
-    per_iteration = local.steps_per_iteration(
-        seen.size, spec.batch_size, spec.iteration
-    )
+    inputs, (constants, gradients) = interval.inputs, estimates
     return RoundInfo(
         key=key,
         client=seen.id,
         tau=seen.tau,
         size=seen.size,
-        steps=seen.tau * per_iteration,
+        steps=local.mini_batch_steps(interval.parts.spec, seen),
         lag=jnp.asarray(inputs.delivery.lag),
         group=jnp.asarray(inputs.delivery.group),
         constants=constants,
@@ -162,7 +125,7 @@ def renewed(
     each, drawn with replacement: what a client holds changes, and its shares of the
     classes do not.
     """
-    if problem.class_index is None:
+    if not problem.class_index:
         return clients
     stream = jax.random.fold_in(rng.fold(key, "online samples"), interval)
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
@@ -174,58 +137,37 @@ def renewed(
     return clients._replace(row=order[place])
 
 
-def client_training(
-    parts: Parts,
-    state: State,
-    key: PRNGKey,
-    hparams: HParams,
-    problem: Problem,
-    inputs: Inputs,
-) -> Callable[..., mapping.Trained]:
-    """A function of the links' states of all clients, a client and its limit of steps.
-
-    It trains the client and sends its update through the chain; `key` is of training in
-    the whole run.
-    """
+def client_training(interval: Interval, key: PRNGKey) -> Callable[..., mapping.Trained]:
+    """(the links' states of all clients, a client, its limit of steps) → its update."""
+    parts, state, _, hparams, problem, inputs = interval
     # Whether updates are measured against the models they started from, not w^t.
     is_own_start = any(r.mixing.deltas or r.mixing.combine for r in parts.rules)
 
     def train(states: Any, client: local.Client, limit: Any) -> mapping.Trained:
-        start, interval = start_of(parts, state, key, client), inputs.interval
+        start, number = start_of(interval, key, client), inputs.interval
         states = trees.take(states, client.place)
-        variables = chain.start(
-            parts.uplinks, start.variables, states, interval, hparams
-        )
+        variables = chain.start(parts.uplinks, start.variables, states, number, hparams)
         start = start._replace(variables=variables)
         model, result = local.train(
             parts, start, client, problem.samples, hparams, limit
         )
         version = variables if is_own_start else state.params
-        info = LinkInfo(rng.fold(start.key, "uplink"), interval, version, model)
+        info = LinkInfo(rng.fold(start.key, "uplink"), number, version, model)
         update, states = chain.send(parts.uplinks, states, info, hparams)
         return mapping.Trained(update, result._replace(uplinks=states))
 
     return train
 
 
-def start_of(
-    parts: Parts, state: State, key: PRNGKey, client: local.Client
-) -> local.Start:
-    """What one client starts from: w^t, or the snapshot that it had downloaded.
-
-    Args:
-      parts: for the rule's gradient correction.
-      state: w^t and the snapshots.
-      key: of training in the whole run, which a task's own key is folded from.
-      client: one client.
-    """
-    rule, variables = parts.rule, state.params
-    broadcast = broadcast_of(rule, state.server)
-    if parts.spec.snapshots:
+def start_of(interval: Interval, key: PRNGKey, client: local.Client) -> local.Start:
+    """What one client starts from: w^t, or the snapshot that it had downloaded."""
+    rule, state = interval.parts.rule, interval.state
+    variables, broadcast = state.params, broadcast_of(rule, state.server)
+    if interval.parts.spec.snapshots:
         versions = state.snapshots, state.broadcast
         variables, broadcast = trees.take(versions, client.snapshot)
     added = None
-    if (correction := rule.clients.gradient_correction) is not None:
+    if correction := rule.clients.gradient_correction:
         added = correction(state.server, broadcast, client.place)
     stream = jax.random.fold_in(key, client.task)
     return local.Start(variables, jax.random.fold_in(stream, client.id), added)
@@ -234,7 +176,7 @@ def start_of(
 def broadcast_of(rule: Aggregator, server: Any) -> Params:
     """What clients download with the model, (): nothing."""
     download = rule.clients.broadcast
-    return () if download is None else download(server)
+    return download(server) if download else ()
 
 
 class Arrived(NamedTuple):
@@ -246,15 +188,12 @@ class Arrived(NamedTuple):
 
 
 def train_and_combine(
-    parts: Parts,
-    state: State,
+    interval: Interval,
     train: Callable[..., mapping.Trained],
     on_device: mapping.DeviceClients,
     clients: local.Client,
     weights: Weights,
     received: Received,
-    hparams: HParams,
-    problem: Problem,
 ) -> Arrived:
     """Train the clients and make one update of theirs.
 
@@ -264,22 +203,21 @@ def train_and_combine(
     chosen from what training gave. All that is of the parameters; other collections
     become a mean of the clients' own, `mean_values`.
     """
-    spec = parts.spec
-    if parts.rule.stacks or spec.regret or spec.waves > 1:
+    spec, state = interval.parts.spec, interval.state
+    if interval.parts.rule.stacks or spec.regret or spec.waves > 1:
         updates, results = client_states.stacked_updates(
             train, state.uplinks, on_device, clients, spec
         )
-        return combine_stacked(
-            parts,
-            state,
-            updates,
-            results,
-            on_device,
-            weights,
-            received,
-            hparams,
-            problem,
-        )
+        stack = mapping.gathered(updates, results, on_device, received, spec.axis)
+        if interval.parts.rule.stacks:
+            mixed = _of_stack(interval, stack, weights)
+        else:
+            weighted = mapping.weighted_stack(
+                updates, on_device, results, state.params, spec
+            )
+            mixed = Mixed(*weighted, weights, received, state.server)
+        regret = _regret_of(interval, stack, mixed) if spec.regret else None
+        return Arrived(mixed, results, regret)
     weighted, results = mapping.weighted_updates(
         functools.partial(train, state.uplinks),
         on_device,
@@ -287,128 +225,89 @@ def train_and_combine(
         spec,
         state.uplinks,
     )
-    return Arrived(_of_sum(weighted, weights, received, state), results)
+    return Arrived(Mixed(*weighted, weights, received, state.server), results)
 
 
-def _of_sum(
-    weighted: mapping.Weighted, weights: Weights, received: Received, state: State
-) -> Mixed:
-    """The update that a weighted sum over the devices is."""
-    return Mixed(
-        update=weighted.moved,
-        collections=weighted.collections,
-        kept=weighted.kept,
-        total=weighted.total_rho,
-        weights=weights,
-        received=received,
-        state=state.server,
+def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mixed:
+    """The update that the rule makes of all updates."""
+    parts, state, _, hparams, problem, _ = interval
+    objective = from_updates.objective(
+        parts, state.params, stack.updates, problem.samples, problem.validation
+    )
+    return mix_stacked(
+        parts.rule,
+        stack.updates,
+        state.params,
+        weights,
+        stack.received,
+        state.server,
+        ClientOutputs(stack.loss, objective),
+        hparams,
     )
 
 
-def combine_stacked(
-    parts: Parts,
-    state: State,
-    device_updates: Params,
-    results: local.LocalResult,
-    on_device: mapping.DeviceClients,
-    weights: Weights,
-    received: Received,
-    hparams: HParams,
-    problem: Problem,
-) -> Arrived:
-    """One update of all clients' stacked ones, and the regret of its weights."""
-    rule, spec, delta, regret = parts.rule, parts.spec, None, None
-    updates, present = mapping.gathered(
-        device_updates, results, on_device, received, spec.axis
-    )
-    validation = problem.samples, problem.validation
-    if rule.stacks:
-        losses = mapping.losses_of(results, on_device, present, spec.axis)
-        objective = from_updates.objective(parts, state.params, updates, *validation)
-        mixed = mix_stacked(
-            rule,
-            updates,
-            state.params,
-            weights,
-            present,
-            state.server,
-            ClientOutputs(losses, objective),
-            hparams,
-        )
-        if rule.mixing.combine is not None:
-            delta = {**mixed.update, "others": trees.values(mixed.collections)}
-    else:
-        weighted = mapping.weighted_stack(
-            device_updates, on_device, results, state.params, spec
-        )
-        mixed = _of_sum(weighted, weights, received, state)
-    if spec.regret:
-        at = from_updates.objective(parts, state.params, updates, *validation, delta)
-        assert at is not None, "checked before the run"
-        rho, shares = mixed.received.rho, mixed.received.shares
-        present = present._replace(rho=rho, shares=shares)
-        regret = from_updates.regret_of(at, present, delta is None, hparams)
-    return Arrived(mixed, results, regret)
+def _regret_of(
+    interval: Interval, stack: mapping.Stack, mixed: Mixed
+) -> from_updates.Regret:
+    """The regret of the weights that count."""
+    parts, state, _, hparams, problem, _ = interval
+    delta, validation = None, (problem.samples, problem.validation)
+    if parts.rule.mixing.combine:
+        delta = {**mixed.update, "others": trees.values(mixed.collections)}
+    at = from_updates.objective(parts, state.params, stack.updates, *validation, delta)
+    assert at, "checked before the run"
+    rho, shares = mixed.received.rho, mixed.received.shares
+    present = stack.received._replace(rho=rho, shares=shares)
+    return from_updates.regret_of(at, present, not delta, hparams)
 
 
-def advance(
-    parts: Parts,
-    state: State,
-    arrived: Arrived,
-    tally: Tally,
-    keep: Int[Array, ""],
-    hparams: HParams,
-) -> State:
+def advance(interval: Interval, arrived: Arrived, tally: Tally) -> State:
     """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t without a finite model with weight."""
+    parts, state, _, hparams, _, inputs = interval
     mixed, diverged = arrived.mixed, state.diverged
-    if parts.rule.mixing.combine is None:
+    if not parts.rule.mixing.combine:
         key = mixed.received.info.key
         update = chain.receive(parts.uplinks, mixed.update, key, hparams)
         mixed = mixed._replace(update=update)
     in_step = not parts.spec.snapshots
     if in_step:  # else other clients are still at work on good models
         diverged |= (tally.discarded > 0) & (tally.survivors == 0)
+    is_open = jnp.logical_not(diverged)
     params, server, is_finite = apply(
-        parts.rules,
-        mixed,
-        state.params,
-        state.server,
-        hparams,
-        jnp.logical_not(diverged),
+        parts.rules, mixed, state.params, state.server, hparams, is_open
     )
     diverged |= (mixed.kept > 0) & ~is_finite
     new = State(params, server, diverged)
     if in_step:
         return new
     version = new.params, broadcast_of(parts.rule, new.server)
-    snapshots, broadcast = trees.put((state.snapshots, state.broadcast), keep, version)
+    snapshots, broadcast = trees.put(
+        (state.snapshots, state.broadcast), inputs.delivery.keep, version
+    )
     return new._replace(snapshots=snapshots, broadcast=broadcast)
 
 
-def evaluate_if_due(
-    parts: Parts,
-    new: State,
-    problem: Problem,
-    due: Bool[Array, ""],
-    hparams: HParams,
-) -> evaluation.Scores:
+def evaluate_if_due(interval: Interval, new: State) -> evaluation.Scores:
     """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
-    axis, sizes, scored = parts.spec.axis, problem.group_size, problem.scored
+    parts, _, _, hparams, problem, inputs = interval
+    sizes, scored = problem.group_size, problem.scored
 
     def score(params: Params) -> evaluation.Scores:
-        given = problem.samples, problem.test
-        return evaluation.evaluate(parts.model, params, *given, axis, sizes)
+        samples, test = problem.samples, problem.test
+        return evaluation.evaluate(
+            parts.model, params, samples, test, parts.spec.axis, sizes
+        )
 
     def test(params: Params, states: Any) -> evaluation.Scores:
-        if scored is None:
+        if not scored:
             return score(params)
         return evaluation.evaluate_personal(
             parts, params, states, problem.client, scored, hparams, score
         )
 
-    number = sizes if scored is None else scored.client
+    number = scored.client if scored else sizes
     return lax.cond(
-        due,
+        inputs.evaluate,
         test,
         lambda *_: evaluation.nothing(parts.model, number),
         new.params,
@@ -425,7 +324,7 @@ def record(
 ) -> History:
     """The record of an interval."""
     (constants, gradients), weights = estimates, arrived.mixed.weights
-    measured = {} if arrived.regret is None else arrived.regret._asdict()
+    measured = arrived.regret._asdict() if arrived.regret else {}
     return History(
         test_accuracy=scores.accuracy.astype(jnp.float32),
         test_loss=scores.loss.astype(jnp.float32),
@@ -433,9 +332,7 @@ def record(
         threshold=weights.threshold,
         num_selected=weights.selected.sum(),
         weight_entropy=weight_entropy(weights.rho),
-        smoothness=constants.smoothness,
-        grad_sq_norm=constants.grad_sq_norm,
-        grad_variance=constants.grad_variance,
+        **constants._asdict(),
         grad_square=gradients.square,
         coupling=weights.coupling,
         num_discarded=tally.discarded,

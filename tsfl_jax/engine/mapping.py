@@ -64,15 +64,13 @@ def device_clients(
     """
     number, grouped = rho.shape[0], spec.mapping == "sequential"
     shares = rho if shares is None else shares
-    skipped = jnp.zeros(number, bool)
+    skipped, work = jnp.zeros(number, bool), mini_batch_steps(spec, clients)
     if not spec.train_all:
         counts = _counts(rho, shares)
         counts |= ~counts.any()  # weights of 0 alone are a mistake, which a run notes
         skipped = ~counts & (clients.tau > 0)
         clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
-    work = mini_batch_steps(spec, clients)
-    if not spec.train_all:
-        places = len(assigned)
+        work, places = mini_batch_steps(spec, clients), len(assigned)
         assigned = devices.assign_again(work, places, spec.axis, grouped=grouped)
     is_client = assigned < number
     index = jnp.where(is_client, assigned, 0)
@@ -127,18 +125,11 @@ def _vector(terms: Any) -> Float[Array, "m"]:
 def _no_terms(template: Params) -> Any:
     """`_terms` of no client."""
     params, collections = trees.parted(template)
-    leaves = params, trees.values(collections)
-    return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), leaves)
+    return optax.tree.zeros_like((params, trees.values(collections)))
 
 
 # (entry, limit of `client.train`) -> what came out; for `_by_block`, terms and a result
 _TrainEntry = Callable[[Array, Array | int | None], Any]
-
-
-def _in_blocks(entries: int, block: int) -> Int[Array, "blocks block"]:
-    """Entries in blocks; those beyond the last entry fill up the last block."""
-    block = min(block, entries)  # a device may have fewer clients than a block
-    return jnp.arange(-(-entries // block) * block).reshape(-1, block)
 
 
 def _by_block(
@@ -150,7 +141,9 @@ def _by_block(
 ) -> tuple[Any, Any]:
     """`total` with the terms of all blocks added, and all results ``[K]``."""
     entries = len(on_device.place)
-    blocks = _in_blocks(entries, spec.block)
+    block = min(spec.block, entries)  # a device may have fewer clients than a block
+    # Those beyond the last entry fill up the last block.
+    blocks = jnp.arange(-(-entries // block) * block).reshape(-1, block)
     limits = jnp.where(blocks < entries, on_device.work[blocks], 0).max(axis=1)
     # One block runs the longest client of the whole schedule.
     longest = spec.longest if len(blocks) == 1 else None
@@ -177,15 +170,11 @@ def _client(on_device: DeviceClients, index: Array) -> Client:
 def stacked_updates(
     train: TrainOne, on_device: DeviceClients, spec: ProgramSpec
 ) -> tuple[Params, LocalResult]:
-    """Train every client and return every update: memory grows with K.
+    """Train every client and return every update ``[K, ...]``: memory grows with K.
 
-    For rules that no weights can express (medians, Krum, control variates). Arguments
-    as in `weighted_updates`.
-
-    Returns:
-      The parameters' w_i − start_i with leaves ``[K, ...]``, beside them "others", the
-      values of other collections (see `trees.values`), if there are any; 0 where a
-      model is not finite. And `LocalResult` ``[K]``.
+    For rules that no weights can express (medians, Krum, control variates). Beside the
+    parameters' w_i − start_i are "others", the values of other collections (see
+    `trees.values`), if there are any; 0 where a model is not finite.
     """
 
     def entry(index: Array, limit: Array | int | None) -> tuple[tuple, Any]:
@@ -211,37 +200,29 @@ def of_all(
     return devices.total(trees.scattered(entries, on_device.place, number), axis)
 
 
+class Stack(NamedTuple):
+    """All clients' updates, on every device."""
+
+    updates: Params  # [N, ...]
+    received: Received  # of the interval, with who is present
+    loss: Float[Array, "N"]  # mean sample loss of each one's training; NaN: not present
+
+
 def gathered(
     updates: Params,
     results: LocalResult,
     on_device: DeviceClients,
     received: Received,
     axis: str | None,
-) -> tuple[Params, Received]:
-    """All clients' updates ``[N, ...]`` on every device, and who is present.
-
-    Args:
-      updates: of this device's clients ``[K, ...]``.
-      results: likewise.
-      on_device: which clients they are.
-      received: of the interval; N of its weights.
-      axis: mesh axis of the devices; None: one.
-    """
-    entries = updates, results.finite.astype(jnp.int32)
-    updates, finite = of_all(entries, on_device, received.rho.shape[0], axis)
-    return updates, received._replace(present=(finite > 0) & received.present)
-
-
-def losses_of(
-    results: LocalResult,
-    on_device: DeviceClients,
-    received: Received,
-    axis: str | None,
-) -> Float[Array, "N"]:
-    """The mean sample loss of each client's training; NaN: not present."""
-    entries = jnp.where(results.finite, results.loss, 0.0), results.samples
-    loss, samples = of_all(entries, on_device, received.rho.shape[0], axis)
-    return jnp.where(received.present, loss / jnp.maximum(samples, 1), jnp.nan)
+) -> Stack:
+    """All clients' updates of those of this device's clients ``[K, ...]``."""
+    losses = jnp.where(results.finite, results.loss, 0.0)
+    entries = updates, results.finite.astype(jnp.int32), losses, results.samples
+    number = received.rho.shape[0]
+    updates, finite, loss, samples = of_all(entries, on_device, number, axis)
+    present = (finite > 0) & received.present
+    loss = jnp.where(present, loss / jnp.maximum(samples, 1), jnp.nan)
+    return Stack(updates, received._replace(present=present), loss)
 
 
 class Tally(NamedTuple):
@@ -306,14 +287,13 @@ def _in_turn(
         sums, results = lax.fori_loop(end - count, end, add_client, start)
         return exact_sums.add_all(total, _vector(sums)[None]), results
 
-    new_states = jax.tree.map(
-        lambda s: jnp.zeros((entries, *s.shape[1:]), s.dtype), states
-    )
     results = LocalResult(
         loss=jnp.zeros(entries),
         samples=jnp.zeros(entries, jnp.int32),
         finite=jnp.ones(entries, bool),
-        uplinks=new_states,
+        uplinks=jax.tree.map(
+            lambda s: jnp.zeros((entries, *s.shape[1:]), s.dtype), states
+        ),
     )
     return lax.fori_loop(0, jnp.sum(members > 0), add_group, (total, results))
 
@@ -361,10 +341,10 @@ class Weighted(NamedTuple):
     """Σ_i ρ_i (w_i − start_i), and how much of Σ ρ is in it."""
 
     moved: Params  # as the parameters
-    kept: Float[Array, ""]  # part of Σ ρ with finite models; 0: none, `moved` is 0
-    total_rho: Float[Array, ""]  # Σ ρ over all devices
     # Other collections: Σ v_i w_i/Σ v_i with v_i = max(ρ_i, 0); w^t's if all v are 0.
     collections: Params
+    kept: Float[Array, ""]  # part of Σ ρ with finite models; 0: none, `moved` is 0
+    total_rho: Float[Array, ""]  # Σ ρ over all devices
 
 
 def _summed(
@@ -390,13 +370,7 @@ def weighted_stack(
     template: Params,
     spec: ProgramSpec,
 ) -> Weighted:
-    """Σ ρ_i (w_i − start_i) of updates that are stacked, as `weighted_updates` has it.
-
-    Args:
-      updates: of this device's clients, from `stacked_updates`.
-      on_device, template, spec: as in `weighted_updates`.
-      results: of the clients.
-    """
+    """Σ ρ_i (w_i − start_i) of `stacked_updates`, as `weighted_updates` has it."""
 
     def read(index: Array, limit: Any) -> Trained:
         del limit
@@ -436,18 +410,12 @@ def _renormalized(
     moved, mean = lax.optimization_barrier(
         (sums[:number] * scale, sums[number:] / jnp.where(positive > 0, positive, 1.0))
     )
-    means = trees.with_values(
-        collections, _in_shape_of(trees.values(collections), mean)
+    (_, to_params), (_, to_values) = map(
+        ravel_pytree, (params, trees.values(collections))
     )
+    means = trees.with_values(collections, to_values(mean))
     collections = optax.tree.where(positive > 0, means, collections)
-    return Weighted(_in_shape_of(params, moved), kept, total_rho, collections)
-
-
-def _in_shape_of(template: Params, vector: Float[Array, "m"]) -> Params:
-    """The numbers of a vector in the shapes and dtypes of a tree's leaves."""
-    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, vector.dtype), template)
-    leaves = ravel_pytree(zeros)[1](jnp.asarray(vector))
-    return jax.tree.map(lambda new, w: new.astype(w.dtype), leaves, template)
+    return Weighted(to_params(moved), collections, kept, total_rho)
 
 
 def weighted_updates(
@@ -459,22 +427,10 @@ def weighted_updates(
 ) -> tuple[Weighted, LocalResult]:
     """Train every client and return Σ ρ_i (w_i − start_i) over the finite models.
 
-    Other collections than parameters are a mean of the clients' own values.
-
     One after another, the sum has the same bits on any number of devices: clients of a
     group (`devices.group_size`) are on one device and are added up in order, groups
-    exactly (`exact_sums`). A client that did not move adds exactly 0.
-
-    Args:
-      train: local training of one client.
-      on_device: this device's clients, at most `exact_sums.MOST_TERMS` over all
-        devices.
-      template: the global model, for shapes and dtypes.
-      spec: mapping, block, longest client and mesh axis.
-      states: of the links for all clients, leaves ``[U, ...]``, for shapes and dtypes.
-
-    Returns:
-      `Weighted` and every client's `LocalResult` ``[K]``.
+    exactly (`exact_sums`). A client that did not move adds exactly 0. The template (the
+    global model) and the links' states ``[U, ...]`` give shapes and dtypes.
 
     Raises:
       UserError: too many clients.

@@ -26,10 +26,6 @@ def in_interval(hparams: HParams, interval: Int[Array, ""]) -> HParams:
 
     constant: η; exponential: η dᵗ; cosine: η (d + (1 − d)(1 + cos(π t/T))/2); steps:
     η d^⌊t/E⌋.
-
-    Args:
-      hparams: with η and the schedule's d, E and T.
-      interval: t = 0..T−1, int32; on a timeline the number of the update.
     """
     t, d = interval.astype(jnp.float32), jnp.float32(hparams.lr_decay)
     factors = (

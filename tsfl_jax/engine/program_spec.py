@@ -20,64 +20,38 @@ from tsfl_jax.uplink.chain import Chain
 
 @dataclasses.dataclass(frozen=True)
 class Estimates:
-    """Which estimates at w^t a program must be able to make, per rule of the program.
+    """Which estimates at w^t a program must be able to make, by its rules."""
 
-    Attributes:
-      constants: for each rule whether L, G², σ² are used and some are to be estimated.
-      gradients: for each rule whether σ_i² and dissimilarities are used or reported.
-      method: how L, G², σ² are estimated: "quotient", "power" or "bounds".
-    """
-
-    constants: tuple[bool, ...] = (False,)
-    gradients: tuple[bool, ...] = (False,)
-    method: str = "quotient"
+    constants: tuple[bool, ...] = (False,)  # L, G², σ² are used, and not all given
+    gradients: tuple[bool, ...] = (False,)  # σ_i² and dissimilarities: used or reported
+    method: str = "quotient"  # of L, G², σ²: "quotient", "power" or "bounds"
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramSpec:
-    """All that shapes a compiled program besides the shapes of its arrays.
+    """All that shapes a compiled program besides the shapes of its arrays."""
 
-    Attributes:
-      batch_size: B ≥ 1, samples of a mini-batch.
-      iteration: what a local iteration is: a "pass" over the data or a "step".
-      passes: most passes of any client over its data, see `client.most_passes`.
-      mapping: clients one after another ("sequential") or side by side ("vmap").
-      block: clients side by side under "vmap".
-      longest: mini-batch steps of the longest client in any interval, so that loops
-        have known lengths under "vmap"; None: determined as the program runs.
-      even: every client does `longest` steps in every interval, so that no step is
-        frozen under "vmap".
-      proximal: whether gradients get μ(w − w^t); False if μ = 0.
-      lr_varies: whether η follows a schedule over intervals; False only if it is
-        constant everywhere.
-      estimates: which estimates the program can make.
-      choice: how clients are chosen of the candidates; None: all in the slots train.
-      regret: whether the regret of the weights is measured in every interval.
-      train_all: also train clients with zero weight. Changes the logged loss and the
-        divergence check, never the model. True for a rule that `stacks`.
-      frozen: parts of the paths of parameters that are not trained.
-      snapshots: P, earlier models that clients start from; 0: all start from w^t.
-      waves: most deliveries of a client in an update, if links have a state; else 1.
-      axis: mesh axis of devices that share the clients; set by `scan.make_run`.
-    """
-
-    batch_size: int
-    passes: int
-    iteration: str = "pass"
-    mapping: str = "sequential"
-    block: int = 1
+    batch_size: int  # B ≥ 1, samples of a mini-batch
+    passes: int  # most of any client over its data, see `client.most_passes`
+    iteration: str = "pass"  # what a local iteration is: a "pass" or a "step"
+    mapping: str = "sequential"  # clients one after another, or "vmap", side by side
+    block: int = 1  # clients side by side under "vmap"
+    # Mini-batch steps of the longest client in any interval, so that loops have known
+    # lengths under "vmap"; None: determined as the program runs.
     longest: int | None = None
-    even: bool = False
-    proximal: bool = True
-    lr_varies: bool = False
+    even: bool = False  # all do `longest` steps always: "vmap" freezes none
+    proximal: bool = True  # gradients get μ(w − w^t); False if μ = 0
+    lr_varies: bool = False  # η follows a schedule over intervals somewhere
     estimates: Estimates = Estimates()
-    choice: Choice | None = None
-    regret: bool = False
+    choice: Choice | None = None  # of the candidates; None: all in the slots train
+    regret: bool = False  # measured in every interval
+    # Also train clients with zero weight. Changes the logged loss and the divergence
+    # check, never the model. True for a rule that `stacks`.
     train_all: bool = True
-    frozen: tuple[str, ...] = ()
-    snapshots: int = 0
-    waves: int = 1
-    axis: str | None = None
+    frozen: tuple[str, ...] = ()  # parts of the paths of parameters that do not train
+    snapshots: int = 0  # P, earlier models that clients start from; 0: all from w^t
+    waves: int = 1  # most deliveries of a client in an update, if links have a state
+    axis: str | None = None  # of the devices that share the clients; `scan.make_run`
 
     @property
     def width(self) -> int:

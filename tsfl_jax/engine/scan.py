@@ -10,17 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Num
 
 from tsfl_jax import trees
 from tsfl_jax.engine import choosing, devices
-from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import broadcast_of, run_interval
-from tsfl_jax.engine.program_spec import Parts, ProgramSpec
-from tsfl_jax.engine.structures import History, Inputs, Problem, State
+from tsfl_jax.engine.program_spec import Parts
+from tsfl_jax.engine.structures import History, Inputs, Interval, Problem, State
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules import apply
 from tsfl_jax.rules.base import Aggregator, Counts
@@ -56,10 +54,8 @@ def over_lanes(
 ) -> Callable[[Any], Any]:
     """`function` of one experiment for a tree with a leading axis ``[L]``.
 
-    Args:
-      function: of a tree without that axis.
-      side_by_side: vectorized over the axis, else one after another; a single one is
-        computed without the axis, as a compiler makes most of it.
+    Vectorized over the axis, or one after another; a single one is computed without the
+    axis, as a compiler makes most of it.
     """
 
     def of_all(lanes: Any) -> Any:
@@ -124,17 +120,15 @@ def init_state(
     uplinks: Chain = (),
     hparams: HParams = HParams(),  # noqa: B008
 ) -> State:
-    """w^0 and the rule's state.
+    """w^0 and the states of rules and links.
 
     Args:
-      model: the network.
-      rules: the aggregation rules of the program.
+      model, rules, uplinks: as in `Parts`.
       key: of the initial model.
       x: one batch of scaled network input.
       counts: numbers of clients and tiers, and samples of each client.
       snapshots: P, earlier models kept; 0 if all clients start from w^t.
       choice: how clients are chosen of the candidates; None: they are not.
-      uplinks: what updates pass on their way to the server.
       hparams: with the settings of the links.
     """
     params = model.init(key, x)
@@ -151,43 +145,30 @@ def init_state(
     return state
 
 
-def make_run(
-    model: Model,
-    rules: tuple[Aggregator, ...],
-    optimizer: Callable[[HParams], optax.GradientTransformation],
-    spec: ProgramSpec,
-    axis: str | None = None,
-    hooks: Hooks = Hooks(),  # noqa: B008
-    uplinks: Chain = (),
-) -> Run:
+def make_run(parts: Parts, axis: str | None = None) -> Run:
     """Build the scan over a chunk of intervals.
 
     Args:
-      model: the network.
-      rules: aggregation rules that the program can run; ``hparams.rule`` picks one.
-      optimizer: hyper-parameters → optax transformation of the clients.
-      spec: all else that shapes the program.
+      parts: of the program; of its rules ``hparams.rule`` picks one.
       axis: of the mesh of devices that share the clients; None: one device.
-      hooks: functions of the user's own inside of training.
-      uplinks: what updates pass on their way to the server.
 
     Returns:
       ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
       to be jitted by the caller.
     """
-    spec = dataclasses.replace(spec, axis=axis)
-    parts = Parts(model, rules, optimizer, spec, hooks, uplinks)
+    spec = dataclasses.replace(parts.spec, axis=axis)
+    parts = parts._replace(spec=spec)
 
     def intervals(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
     ) -> tuple[State, History]:
         def body(state: State, inputs: Inputs) -> tuple[State, History]:
+            interval = Interval(parts, state, key, hparams, problem, inputs)
             chosen = None
             if spec.choice:
-                state, inputs, chosen = choosing.choose(
-                    parts, spec.choice, state, key, problem, inputs
-                )
-            new, history = run_interval(parts, state, key, hparams, problem, inputs)
+                state, inputs, chosen = choosing.choose(interval, spec.choice)
+                interval = interval._replace(state=state, inputs=inputs)
+            new, history = run_interval(interval)
             new = new._replace(feedback=state.feedback)
             return new, history._replace(chosen=chosen)
 

@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import evaluation, from_updates
-from tsfl_jax.types import Array, Delivery, Params
+from tsfl_jax.engine.program_spec import Parts
+from tsfl_jax.types import Array, Delivery, HParams, Params, PRNGKey
 
 
 class State(NamedTuple):
@@ -56,6 +57,17 @@ class Inputs(NamedTuple):
     threshold: Float[Array, "..."]  # K of DMS; NaN: the mean of τ
     share: Float[Array, "... K"]  # ρ of `weighting`; NaN: the rule's
     lots: Any = None  # `Lots` of d candidates in place of K; see `choosing`
+
+
+class Interval(NamedTuple):
+    """All that one interval is computed from."""
+
+    parts: Parts
+    state: State
+    key: PRNGKey  # of the run
+    hparams: HParams
+    problem: Problem
+    inputs: Inputs  # of this interval
 
 
 # Fields of `History` that are None unless they were asked for.

@@ -16,7 +16,6 @@ import functools
 import itertools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -51,14 +50,7 @@ def padded(
 def shifted(
     x: Float[Array, "C *S B"], sizes: tuple[int, ...], window: Window, fill: float = 0
 ) -> list[Float[Array, "C *O B"]]:
-    """What each tap of a window of some size sees: one slice per tap, in their order.
-
-    Args:
-      x: batch-last.
-      sizes: taps per spatial axis.
-      window: without groups.
-      fill: the value of the padding.
-    """
+    """What each tap of a window of some size sees: one slice per tap, in order."""
     x = padded(x, window.padding, fill)
     reach = [(k - 1) * d for k, d in zip(sizes, window.dilation, strict=True)]
     spans = [
@@ -80,12 +72,7 @@ def conv_windows(
     """Compute a convolution of any window as shifted slices and one matrix product.
 
     A depthwise one, with one channel in each group, is a sum of products of slices with
-    a number per channel.
-
-    Args:
-      x: of any number of spatial axes.
-      kernel: c = C/G channels of each group.
-      window: as many entries as spatial axes.
+    a number per channel. There are 1 or C groups.
     """
     *sizes, channels, filters = kernel.shape
     groups, batch = window.groups, x.shape[-1]
@@ -97,46 +84,10 @@ def conv_windows(
         patches = jnp.stack(slices).astype(x.dtype)
         patches = patches.reshape(len(slices) * channels, -1)
         return (kernel.reshape(-1, filters).T @ patches).reshape(shape)
-    if channels == 1:
-        factors = kernel.reshape(len(slices), groups, -1, 1)
-        parts = [part.reshape(groups, 1, -1) for part in slices]
-        terms = [f * part for f, part in zip(factors, parts, strict=True)]
-        return functools.reduce(jnp.add, terms).reshape(shape).astype(x.dtype)
-    parts = [part.reshape(groups, channels, -1) for part in slices]
-    patches = jnp.stack(parts, axis=1).astype(x.dtype)
-    patches = patches.reshape(groups, len(slices) * channels, -1)
-    filter_ = kernel.reshape(-1, channels, groups, filters // groups)
-    filter_ = filter_.transpose(2, 0, 1, 3).reshape(groups, -1, filters // groups)
-    return jnp.einsum("gkf,gkp->gfp", filter_, patches).reshape(shape)
-
-
-def conv_transposed(
-    x: Float[Array, "C *S B"], kernel: Float[Array, "*k c F"], window: Window
-) -> Float[Array, "F *O B"]:
-    """Compute a transposed convolution: as many zeros between inputs as strides say.
-
-    The transpose of the convolution that goes back, so that no product is with a zero.
-
-    Args:
-      x: inputs.
-      kernel: as it slides over the inputs with zeros between them.
-      window: `strides` are the distances of two inputs, those of outputs are 1.
-    """
-    *sizes, channels, filters = kernel.shape
-    axes, groups = tuple(range(len(sizes))), window.groups
-    back = lax.rev(kernel, axes).reshape(*sizes, channels, groups, filters // groups)
-    back = jnp.moveaxis(back, -1, len(sizes)).swapaxes(-1, -2)
-    back = back.reshape(*sizes, filters // groups, channels * groups)
-    outputs, padding = [], []
-    by_axis = zip(x.shape[1:-1], sizes, *window[:3], strict=True)
-    for size, taps, stride, (before, after), dilation in by_axis:
-        reach, span = (taps - 1) * dilation, (size - 1) * stride + 1
-        outputs.append(span + before + after - reach)
-        padding.append((reach - before, reach - after))
-    shape = jax.ShapeDtypeStruct((filters, *outputs, x.shape[-1]), x.dtype)
-    window = window._replace(padding=tuple(padding))
-    (out,) = jax.linear_transpose(lambda y: conv_windows(y, back, window), shape)(x)
-    return out
+    factors = kernel.reshape(len(slices), groups, -1, 1)
+    parts = [part.reshape(groups, 1, -1) for part in slices]
+    terms = [f * part for f, part in zip(factors, parts, strict=True)]
+    return functools.reduce(jnp.add, terms).reshape(shape).astype(x.dtype)
 
 
 def conv_slices(
@@ -144,11 +95,7 @@ def conv_slices(
 ) -> Outputs:
     """Compute a convolution as shifted slices and one matrix product.
 
-    Args:
-      x: images.
-      kernel: of any odd or even size.
-      stride: of both spatial axes, ≥ 1.
-      same: zero padding to ⌈H/stride⌉ and ⌈W/stride⌉ (False: no padding, "valid").
+    The padding is zeros to ⌈H/stride⌉ and ⌈W/stride⌉, or none ("valid").
     """
     sizes = zip(x.shape[1:3], kernel.shape[:2], strict=True)
     around = tuple(_same_padding(n, k, stride) if same else (0, 0) for n, k in sizes)
@@ -212,14 +159,7 @@ def conv_fast(x: Images, kernel: Kernel, stride: int = 1, same: bool = True) -> 
 def conv_general(
     x: Float[Array, "C *S B"], kernel: Float[Array, "*k c F"], window: Window, form: str
 ) -> Float[Array, "F *O B"]:
-    """Compute a convolution of any window in a form of `CONVOLUTIONS`, but "lax".
-
-    Args:
-      x: of any number of spatial axes.
-      kernel: c = C/G channels of each group.
-      window: as many entries as spatial axes.
-      form: "fast" or "slices".
-    """
+    """Compute a convolution of any window in the form "fast" or "slices"."""
     sizes, strides = kernel.shape[:-2], set(window.strides)
     plain = window.groups == 1 and set(window.dilation) == {1} and len(strides) == 1
     if form != "fast" or not plain or len(sizes) > 2:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float
 from tsfl_jax import rng
 from tsfl_jax.components import Part, component, setting
 from tsfl_jax.data.builtin import DATASETS
-from tsfl_jax.models import convolution, pooling, rows, switches, text
+from tsfl_jax.models import convolution, pooling, switches, text
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
@@ -104,7 +104,7 @@ def _masking(mask: AnyArray) -> Any:
         norms = nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm
         is_call = context.method_name == "__call__" and args
         if is_call and isinstance(context.module, norms):
-            kwargs = rows.with_mask(context.module, args[0], kwargs, mask)
+            kwargs = switches.with_mask(context.module, args[0], kwargs, mask)
         return call(*args, **kwargs)
 
     return nn.intercept_methods(with_mask)
@@ -136,20 +136,18 @@ def from_flax(module: nn.Module | Any) -> Model:
     fields = {n: v for n, v in vars(module).items() if n not in parameters}
     training = module.clone(**switches.in_fields(fields, True))
     testing = module.clone(**switches.in_fields(fields, False))
-    arguments = switches.caller(
-        parameters, lambda *args, **named: testing.init(rng.key(0), *args, **named)
-    )
+    arguments = switches.caller(parameters)
 
     def init(key: PRNGKey, x: AnyArray) -> Params:
         params, dropout = rng.keys(key, "initial parameters", "initial dropout")
-        args, named = arguments(x, False)
+        args, named = arguments(False)
         keys = {"params": params, "dropout": dropout}
         return testing.init(keys, x, *args, **named)
 
     def train(
         variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
     ) -> tuple[Any, Params]:
-        args, named = arguments(x, True, mask)
+        args, named = arguments(True, mask)
         # Flax takes "params" for streams that have no key of their own.
         rngs = {"dropout": key, "params": rng.fold(key, "initial streams")}
         mutable = [name for name in variables if name != "params"]
@@ -161,7 +159,7 @@ def from_flax(module: nn.Module | Any) -> Model:
         return logits, {**variables, **changed}
 
     def predict(variables: Params, x: AnyArray) -> Any:
-        args, named = arguments(x, False)
+        args, named = arguments(False)
         return testing.apply(variables, x, *args, **named)
 
     classifies = getattr(module, "classifies", None)

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx, traverse_util
 
 from tsfl_jax import rng, trees
-from tsfl_jax.models import rows, switches, tracing
+from tsfl_jax.models import switches, tracing
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError
@@ -77,7 +77,9 @@ def _with_mask(network: Any, mask: AnyArray) -> tuple[Any, Callable[[Any], Any]]
             return getattr(vars(self).get("layer"), name)
 
         def __call__(self, x: AnyArray, *args: Any, **named: Any) -> Any:
-            return self.layer(x, *args, **rows.with_mask(self.layer, x, named, mask))
+            return self.layer(
+                x, *args, **switches.with_mask(self.layer, x, named, mask)
+            )
 
     def replaced(_: Any, part: Any) -> Any:
         norms = nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm
@@ -170,13 +172,10 @@ def from_nnx(module: Any) -> Model:
     """
     form = _form_of(module)
     kind = type(form.network)
-    arguments = switches.caller(
-        inspect.signature(kind.__call__).parameters,
-        lambda *args, **named: nnx.merge(*form.split(rng.key(0)))(*args, **named),
-    )
+    arguments = switches.caller(inspect.signature(kind.__call__).parameters)
 
     def call(network: Any, x: AnyArray, train: bool, mask: Any = None) -> Any:
-        args, named = arguments(x, train, mask)
+        args, named = arguments(train, mask)
         outputs = network(x, *args, **named)
         nnx.pop(network, nnx.Intermediate)  # what it sows
         return outputs

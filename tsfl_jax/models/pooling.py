@@ -96,13 +96,7 @@ _max_of_slices.defvjp(_max_of_slices_forward, _max_of_slices_backward)
 
 
 def max_windows(x: Spread, sizes: tuple[int, ...], window: Window) -> Pooled:
-    """Compute the maximum of every window, as `lax.reduce_window` does.
-
-    Args:
-      x: of any number of spatial axes.
-      sizes: of a window, one for each of them.
-      window: its padding is −∞.
-    """
+    """Compute the maximum of every window, as `lax.reduce_window`; padding is −∞."""
     halves = sizes == window.strides == (2, 2) and set(window.dilation) == {1}
     if not halves:
         return _max_of_slices(x, sizes, window)
@@ -133,14 +127,8 @@ def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
     The four outputs of a window see (h+1)x(w+1) inputs. With the kernel written four
     times into a frame of that size, one product makes all four, from patches two apart:
     (h+1)(w+1) / 4hw of the patches of `conv_slices` for (h+1)(w+1) / hw of its
-    products. Faster if patches cost most: one input channel, a large kernel.
-
-    Args:
-      x: images, already padded.
-      kernel: H − h + 1 and W − w + 1 even.
-
-    Returns:
-      ``[F, (H−h+1)/2, (W−w+1)/2, B]``, `max_pool` of `conv_slices`.
+    products. Faster if patches cost most: one input channel, a large kernel. The images
+    are already padded, H − h + 1 and W − w + 1 even.
     """
     kh, kw, channels, filters = kernel.shape
     height, width = (x.shape[1] - kh + 1) // 2, (x.shape[2] - kw + 1) // 2
@@ -161,14 +149,7 @@ def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
 
 
 def conv_pool(x: Images, kernel: Kernel, same: bool, form: str) -> Outputs:
-    """Compute `max_pool` of a convolution with stride 1.
-
-    Args:
-      x: images.
-      kernel: of any size.
-      same: zero padding that keeps H and W (False: no padding).
-      form: a key of `convolution.CONVOLUTIONS`.
-    """
+    """Compute `max_pool` of a convolution with stride 1 in a form of `CONVOLUTIONS`."""
     even = (x.shape[1] - kernel.shape[0]) % 2 and (x.shape[2] - kernel.shape[1]) % 2
     if form == "fast" and not same and even and x.shape[0] == 1:
         return conv_pool_quarters(x, kernel)

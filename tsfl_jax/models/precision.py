@@ -40,16 +40,6 @@ def _bfloat16(model: Model) -> Model:
     return model._replace(train=train, predict=predict)
 
 
-def _with_products(model: Model, kind: str) -> Model:
-    """The network with another precision of its products, by JAX's name for it.
-
-    Without one a GPU of 2020 or later multiplies float32 in TF32.
-    """
-    # Read while tracing; gradients inherit it from the products.
-    within = jax.default_matmul_precision(kind)
-    return model._replace(train=within(model.train), predict=within(model.predict))
-
-
 @functools.lru_cache(maxsize=8)  # runs of a sweep share the network
 def with_precision(model: Model, precision: str) -> Model:
     """A network that computes with another precision.
@@ -64,10 +54,11 @@ def with_precision(model: Model, precision: str) -> Model:
     Returns:
       A network with the same variables; outputs are float32. `exact` is the given one.
     """
-    if precision == "bfloat16":
-        lower = _with_products(_bfloat16(model), "bfloat16")
-    elif precision == "tf32":
-        lower = _with_products(model, "tensorfloat32")
-    else:  # around the network, programs have float32: `engine.scan.make_run`
+    if precision == "float32":  # around the network, too: `engine.scan.make_run`
         return model
-    return lower._replace(exact=model)
+    lower = _bfloat16(model) if precision == "bfloat16" else model
+    # Read while tracing; gradients inherit it from the products.
+    kind = {"tf32": "tensorfloat32"}.get(precision, precision)
+    within = jax.default_matmul_precision(kind)
+    train, predict = within(lower.train), within(lower.predict)
+    return lower._replace(train=train, predict=predict, exact=model)

@@ -75,12 +75,10 @@ def _is_product(equation: Any) -> bool:
 
 
 def taken_apart(body: Any, first_carry: int, first_input: int) -> Loop:
-    """Sort the arguments and the equations of a scan's body.
+    """Sort the arguments and the equations of a scan's body, an open jaxpr.
 
-    Args:
-      body: an open jaxpr.
-      first_carry: the place of the first argument that steps hand on.
-      first_input: the place of the first argument that has one entry per step.
+    Steps hand on the arguments from `first_carry` on; those from `first_input` on have
+    one entry per step.
     """
     constants = [*body.constvars, *body.invars[:first_carry]]
     carry, inputs = body.invars[first_carry:first_input], body.invars[first_input:]
@@ -110,18 +108,10 @@ def scan(
     backward: bool,
     **options: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Run a loop that was taken apart.
+    """The last carry of a loop that was taken apart, and what each step gave.
 
-    Args:
-      loop: from `taken_apart`.
-      evaluate: an equation and its values → its results.
-      values: of the loop's constants, first carry and inputs, in this order.
-      backward: whether gradients go backward only, so that those of weights can be made
-        after the loop.
-      **options: of `lax.scan`.
-
-    Returns:
-      The last carry, and what each step gave.
+    The values are of the loop's constants, first carry and inputs, the options those of
+    `lax.scan`. If gradients go `backward` only, those of weights are made after it.
     """
     args = [*loop.constants, *loop.carry, *loop.inputs]
     first = dict(zip(args, values, strict=True))

@@ -1,17 +1,14 @@
-"""The training switch of a user's module: arguments and fields of many names."""
+"""What a user's module takes besides x: the training switch, and a batch's mask."""
 
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
+import jax.numpy as jnp
+import numpy as np
 
 from tsfl_jax.types import Array
-
-# Those that are tried where a call passes its arguments on through **.
-_NAMES = ("train", "training", "is_training", "is_train", "eval", "inference")
-_NAMES += ("deterministic", "use_running_average")
 
 
 def values(names: Iterable[str], train: bool) -> dict[str, Any]:
@@ -33,39 +30,39 @@ def in_fields(fields: dict[str, Any], train: bool) -> dict[str, Any]:
 
 
 def caller(
-    parameters: Mapping[str, inspect.Parameter], attempt: Callable[..., Any]
+    parameters: Mapping[str, inspect.Parameter],
 ) -> Callable[..., tuple[list[bool], dict[str, Any]]]:
-    """Find the arguments besides x with which a module is called.
-
-    Args:
-      parameters: of ``__call__`` of its class.
-      attempt: (x, *args, **named) → anything; calls the module, to find a switch behind
-        a ``**``.
-
-    Returns:
-      (x, train, mask) → (args, named): switches, and ``mask=`` if it is taken.
-    """
+    """(train, mask) → (args, named): the arguments of ``__call__`` besides x."""
     after_x = list(parameters.values())[2:]
     first = [p.name for p in after_x if p.kind is p.POSITIONAL_ONLY]
     first = list(itertools.takewhile(lambda name: values([name], True), first))
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     names = [p.name for p in after_x if p.kind in kinds]
-    passes_on = any(p.kind is p.VAR_KEYWORD for p in after_x)
 
     def arguments(
-        x: Array, train: bool, mask: Array | None = None
+        train: bool, mask: Array | None = None
     ) -> tuple[list[bool], dict[str, Any]]:
-        args, named = list(values(first, train).values()), values(names, train)
-        shape, passed_on = jax.ShapeDtypeStruct(x.shape, x.dtype), {}
-        for name in _NAMES if passes_on else ():
-            switch = values([name], train)
-            both = named | switch
-            try:
-                jax.eval_shape(lambda x, both=both: attempt(x, *args, **both), shape)
-            except Exception:  # noqa: S112  a user's module may fail in any way
-                continue
-            passed_on |= switch
-        masked = {"mask": mask} if mask is not None and "mask" in names else {}
-        return args, named | passed_on | masked
+        named = values(names, train)
+        if mask is not None and "mask" in names:
+            named["mask"] = mask
+        return list(values(first, train).values()), named
 
     return arguments
+
+
+def with_mask(layer: Any, x: Array, named: dict[str, Any], mask: Array) -> dict:
+    """Add the mini-batch's mask to the arguments of a normalization that needs it.
+
+    The layer, of Flax, has feature axes `axis` or `reduction_axes`. Of x ``[k·B, ...]``
+    k rows in a row are of one sample. The mask is False in rows that fill up a batch.
+    """
+    is_batch_norm = hasattr(layer, "axis")
+    axes = layer.axis if is_batch_norm else layer.reduction_axes
+    axes = np.ravel(-1 if axes is None else axes) % x.ndim
+    over_rows = (0 in axes) != is_batch_norm and x.shape[0] % len(mask) == 0
+    takes = "mask" in inspect.signature(type(layer).__call__).parameters
+    if not (over_rows and takes) or named.get("mask") is not None:
+        return named
+    rows = jnp.repeat(mask, x.shape[0] // len(mask))
+    rows = rows.reshape(-1, *[1] * (x.ndim - 1))
+    return named | {"mask": jnp.broadcast_to(rows, x.shape)}

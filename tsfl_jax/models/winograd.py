@@ -201,13 +201,7 @@ _valid.defvjp(_forward, _backward)
 
 
 def conv_winograd(x: Images, kernel: Kernel, same: bool = True) -> Outputs:
-    """Compute a convolution with stride 1 of images of any height; see `applies`.
-
-    Args:
-      x: images.
-      kernel: h = 3 or 5.
-      same: zero padding that keeps H and W (False: no padding).
-    """
+    """Compute a convolution with stride 1 of images of any height; see `applies`."""
     taps, width = kernel.shape[:2]
     around = (taps // 2, width // 2) if same else (0, 0)
     height = x.shape[1] + 2 * around[0] - taps + 1

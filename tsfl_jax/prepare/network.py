@@ -4,7 +4,6 @@ Only traced here, for the shapes of its parameters; nothing is compiled.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from jaxtyping import Bool, Float, Num
 from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory, quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
-from tsfl_jax.models import losses, networks, precision, replay, rows, text, tracing
+from tsfl_jax.models import losses, networks, precision, replay, text, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.custom_hooks import Custom, input_dtype
@@ -30,7 +29,6 @@ class Network(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
     params: Params  # shapes of its variables
     notes: tuple[str, ...]
-    short_notes: Callable = tuple  # () → notes, for a schedule with short mini-batches
 
     @property
     def size(self) -> int:
@@ -68,7 +66,6 @@ def _custom_network(
     name = getattr(module, "__name__", type(module).__name__)
     name = "own" if name == "<lambda>" else name
     model, params, outputs, notes = _trace(module, name, shape, dtype)
-    named = _named(model, name)
     x = jax.ShapeDtypeStruct((tracing.SAMPLES, *shape), dtype)
     model, replay_notes = replay.replay(model, form, params, x)
     notes += replay_notes
@@ -77,8 +74,7 @@ def _custom_network(
             f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
             "to the network as they are",
         )
-    short_notes = functools.cache(lambda: rows.notes(named, params, shape, dtype))
-    return Network(model, name, form, params, notes, short_notes), outputs
+    return Network(model, name, form, params, notes), outputs
 
 
 def _named_network(

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, seeds_of, with_sections
-from tsfl_jax.data import client_test, in_memory, skew
+from tsfl_jax.data import client_test, in_memory, partition
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
@@ -158,8 +158,7 @@ def _mapping_of(
     how many devices share the clients, which must not follow from the machine.
     """
     mapping, _ = backend.implementation(jax.default_backend(), config.mapping)
-    batches, left = np.divmod(times.size, config.batch_size)
-    notes = network.short_notes() if ((left > 0) & (steps > batches)).any() else ()
+    notes = ()
     if not config.train_all:
         notes += (
             "train_all=False: clients whose weight is 0 are not trained, so that "
@@ -280,7 +279,7 @@ def prepare_validated(
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
     fixed = splits.fix_samples(config, custom.partition, loaded)
-    workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
+    workload = draw_workload(config, fixed.num_samples, custom.sampler)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     network = make_network(config, loaded, custom, traced)
@@ -333,7 +332,8 @@ def _split_of(
     drawn, capacity = workload.drawn, workload.num_samples.astype(np.int32)
     among = drawn if config.cohort.size else None
     split = splits.draw_split(config, loaded, fixed, capacity, among)
-    dataset = skew.skewed(loaded, split, config.partition, seeds_of(config).split)
+    noise, seed = config.partition.label_noise, seeds_of(config).split
+    dataset = partition.mislabeled(loaded, split, noise, seed)
     number, tested = config.evaluation.number, None
     if config.evaluation.clients == "labels":
         classifies = network.model.classifies

@@ -7,15 +7,8 @@ from jaxtyping import Int
 
 from tsfl_jax import rng
 from tsfl_jax.config import Config, seeds_of
-from tsfl_jax.data import (
-    fixed_partition,
-    partition,
-    population,
-    validation,
-    whole_splits,
-)
-from tsfl_jax.data.fixed_partition import Lists
-from tsfl_jax.timeline import copula
+from tsfl_jax.data import class_counts, partition, whole_splits
+from tsfl_jax.data.whole_splits import Lists
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -24,7 +17,6 @@ class FixedSamples(NamedTuple):
 
     held_out: Int[np.ndarray, "V"] = np.zeros(0, np.int64)  # for validation
     lists: Lists | None = None  # each client's samples; None: they are to be drawn
-    scores: copula.Scores = {}  # of `copula`
 
     @property
     def num_samples(self) -> Int[np.ndarray, "N"] | None:
@@ -38,7 +30,7 @@ def hold_out(config: Config, dataset: Dataset) -> Int[np.ndarray, "V"]:
     number = config.data.validation
     if not number:
         return np.zeros(0, np.int64)
-    return validation.hold_out(dataset.y_train, number, generator)
+    return class_counts.hold_out(dataset.y_train, number, generator)
 
 
 def fix_samples(config: Config, custom: Any, dataset: Dataset) -> FixedSamples:
@@ -53,23 +45,15 @@ def fix_samples(config: Config, custom: Any, dataset: Dataset) -> FixedSamples:
       UserError: a split that these samples do not have.
     """
     settings, N, y = config.partition, config.num_clients, dataset.y_train
-    seeds, held_out, fixed = seeds_of(config), hold_out(config, dataset), {}
+    held_out = hold_out(config, dataset)
     if custom is None and settings.kind in whole_splits.KINDS:
-        generator = rng.generator(seeds.split, "whole split")
+        generator = rng.generator(seeds_of(config).split, "whole split")
         lists = whole_splits.lists(y, N, settings, generator)
     else:
-        lists = fixed_partition.client_lists(custom, settings.kind, dataset, N)
+        lists = whole_splits.client_lists(custom, settings.kind, dataset, N)
     if lists:
-        lists = validation.without(lists, held_out)
-    if not config.timeline.copula:
-        return FixedSamples(held_out, lists)
-    if lists:
-        C = dataset.num_classes
-        table = np.stack([np.bincount(y[rows], minlength=C) for rows in lists])
-        rare = copula.rarity(table.astype(float), np.bincount(y, minlength=C))
-        fixed = {"size": np.array([*map(len, lists)]), "rarity": rare}
-    scores = copula.scores(config.timeline.copula, N, seeds.fleet, fixed)
-    return FixedSamples(held_out, lists, scores)
+        lists = whole_splits.without(lists, held_out)
+    return FixedSamples(held_out, lists)
 
 
 def draw_split(
@@ -89,24 +73,18 @@ def draw_split(
       drawn: clients that get theirs, which do not depend on the others; None: all.
 
     Raises:
-      UserError: there are too few samples, or a split that cannot have the scores.
+      UserError: there are too few samples.
     """
-    settings, held_out, lists = config.partition, fixed.held_out, fixed.lists
+    held_out, lists = fixed.held_out, fixed.lists
     if lists:
         if drawn is None:
             generator = rng.generator(seeds_of(config).split, "partition")
-            return fixed_partition.as_partition(lists, generator)
-        return fixed_partition.as_partition([lists[i] for i in drawn], None)
-    if "rarity" in fixed.scores and settings.kind not in ("dirichlet", "shards"):
-        raise UserError(
-            f"--config.partition.kind={settings.kind}: rarity of labels, in "
-            "--config.timeline.copula, needs dirichlet, shards or a given split"
-        )
-    free = validation.left(len(dataset.y_train), held_out)
+            return whole_splits.as_partition(lists, generator)
+        return whole_splits.as_partition([lists[i] for i in drawn], None)
+    rows = np.arange(len(dataset.y_train))
+    free = np.setdiff1d(rows, held_out, assume_unique=True)
     try:
-        split = _drawn_split(
-            config, dataset.y_train[free], capacity, fixed.scores, drawn
-        )
+        split = _drawn_split(config, dataset.y_train[free], capacity, drawn)
     except UserError as error:
         if not len(held_out):
             raise
@@ -119,7 +97,6 @@ def _drawn_split(
     config: Config,
     labels: Int[np.ndarray, "M"],
     capacity: Int[np.ndarray, "N"],
-    scores: copula.Scores,
     drawn: Int[np.ndarray, "U"] | None,
 ) -> Partition:
     """A drawn split; only where clients share samples at random the others are free."""
@@ -127,20 +104,15 @@ def _drawn_split(
     total = int(capacity.sum(dtype=np.int64))
     is_shared = settings.replacement and total > len(labels) >= capacity.max()
     if drawn is not None and is_shared and settings.kind == "iid":
-        rows = population.views(drawn, capacity[drawn], len(labels), seed)
+        rows = partition.views(drawn, capacity[drawn], len(labels), seed)
         note = (
             f"the clients hold {total:,} samples and there are {len(labels):,}: each "
             "holds a piece of them in random order, as "
             "--config.partition.replacement=True allows"
         )
         return Partition(rows, capacity[drawn], (note,))
-    split = partition.make_partition(
-        labels,
-        capacity,
-        settings,
-        rng.generator(seed, "partition"),
-        scores.get("rarity"),
-    )
+    generator = rng.generator(seed, "partition")
+    split = partition.make_partition(labels, capacity, settings, generator)
     if drawn is None:
         return split
     width = capacity[drawn].max()

@@ -16,9 +16,14 @@ Replacement from a Finite Universe", 1952.
 import numpy as np
 from jaxtyping import Float, Int
 
-from tsfl_jax.rules.averages import FEDAT, FedAvg, given_weights, size_weights
+from tsfl_jax.rules.averages import (
+    FEDAT,
+    FedAvg,
+    Staleness,
+    given_weights,
+    size_weights,
+)
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.rules.staleness import Staleness
 from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Schedule, UserError
 

@@ -16,13 +16,10 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.prepare import weighting
 from tsfl_jax.rules import SECTIONS
 from tsfl_jax.timeline import (
-    arrival,
     cohort,
-    copula,
     crowd,
     deliveries,
     feedback,
-    free_riders,
     schedule,
     ticks,
 )
@@ -72,7 +69,6 @@ def draw_workload(
     config: Config,
     num_samples: Int[np.ndarray, "N"] | None = None,
     sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None = None,
-    scores: copula.Scores | None = None,
 ) -> Workload:
     """Draw the workload of a validated config.
 
@@ -80,7 +76,6 @@ def draw_workload(
       config: all settings.
       num_samples: of each client, where they are given and not drawn.
       sampler: of cohorts, the user's own, in place of that of the settings.
-      scores: of `copula`, of what goes together in a client.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -91,20 +86,18 @@ def draw_workload(
     if config.cohort.size:
         workload = _of_cohorts(config, num_samples, sampler)
     elif not sampler:
-        workload = _of_all(config, num_samples, scores or {})
+        workload = _of_all(config, num_samples)
     else:
         raise UserError(
             "sampler=: would be ignored with --config.cohort.size=0; say how many "
             "clients it draws"
         )
     share, times = config.schedule.arrive_from, workload.schedule
-    times = arrival.arriving(times, workload.trace, share, _horizon(config))
+    times = deliveries.arriving(times, workload.trace, share, _horizon(config))
     return workload._replace(schedule=times)
 
 
-def _of_all(
-    config: Config, num_samples: Int[np.ndarray, "N"] | None, scores: copula.Scores
-) -> Workload:
+def _of_all(config: Config, num_samples: Int[np.ndarray, "N"] | None) -> Workload:
     """The workload where all clients take part in each interval or update."""
     everyone = np.arange(config.num_clients, dtype=np.int32)
     if config.timeline.framework == "none":
@@ -119,9 +112,7 @@ def _of_all(
     size, notes = first.size[0], first.notes
     if num_samples is not None:
         size = num_samples.astype(size.dtype)
-    elif "size" in scores:
-        size = size[copula.order(size, scores["size"])]
-    fleet = _draw_fleet(config, size, scores)
+    fleet = _draw_fleet(config, size)
     missing = sum(len(windows) == 0 for windows in fleet.online)
     if config.timeline.availability and missing:
         notes += (
@@ -254,7 +245,7 @@ def _with_free_riders(config: Config, times: Schedule) -> Schedule:
     s, clients = config.schedule, {}
     if not times.in_order:
         clients = {"client": times.client, "num_clients": config.num_clients}
-    tau, reported, _ = free_riders.make_free_riders(
+    tau, reported, _ = schedule.make_free_riders(
         times.tau,
         s.free_riding,
         s.free_riders,
@@ -317,14 +308,12 @@ def _idle_notes(config: Config, times: Schedule) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-def _draw_fleet(
-    config: Config, num_samples: Int[np.ndarray, "N"], scores: copula.Scores
-) -> Fleet:
+def _draw_fleet(config: Config, num_samples: Int[np.ndarray, "N"]) -> Fleet:
     """Speeds of the clients; they do not depend on the framework."""
     t = config.timeline
     if config.schedule.iteration == "step":  # of a mini-batch, however many there are
         num_samples = np.ones_like(num_samples)
-    fleet = draw_fleet(
+    return draw_fleet(
         config.num_clients,
         num_samples,
         speed=groups(t.speed),
@@ -336,9 +325,6 @@ def _draw_fleet(
         availability_file=t.availability,
         rng=rng.generator(seeds_of(config).fleet, "fleet"),
     )
-    share = num_samples / num_samples.mean()
-    share = np.ones(len(share)) if t.speeds else share
-    return copula.tied(fleet, scores, share, _horizon(config))
 
 
 def simulate_timeline(config: Config, fleet: Fleet | Cohorts) -> Simulation:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -80,7 +81,7 @@ def progress_line(
 
 @contextlib.contextmanager
 def bar(stream: IO[str] | None, total: int, first: int = 0) -> Iterator[Advance]:
-    """Show how far a run or sweep is: a bar on a terminal, elsewhere lines.
+    """Show how far a run or sweep is: a line for each call, on a terminal the last one.
 
     Args:
       stream: where it is shown; None: nowhere.
@@ -92,28 +93,17 @@ def bar(stream: IO[str] | None, total: int, first: int = 0) -> Iterator[Advance]
     """
     spent = (0, 0, 0.0)
 
-    def line(intervals: int, samples: int, seconds: float, results: str) -> str:
+    def advance(intervals: int, samples: int, seconds: float, results: str) -> None:
         nonlocal spent
         spent = spent[0] + intervals, spent[1] + samples, spent[2] + seconds
-        return progress_line(first + spent[0], total, spent, results)
+        finished = first + spent[0]
+        text = progress_line(finished, total, spent, results)
+        if stream is not None and stream.isatty() and finished < total:
+            log(stream, text[: shutil.get_terminal_size().columns - 1], end="")
+        else:
+            log(stream, text)
 
-    if stream is None or not stream.isatty():
-        yield lambda *counts: log(stream, line(*counts))
-        return
-    from rich import console, progress, table
-
-    one_row = table.Column(no_wrap=True, overflow="ellipsis")
-    text = progress.TextColumn("{task.description}", markup=False, table_column=one_row)
-    columns = progress.BarColumn(10), text, progress.TimeElapsedColumn()
-    with progress.Progress(*columns, console=console.Console(file=stream)) as display:
-        waiting = "waiting for the first intervals"
-        task = display.add_task(waiting, total=total, completed=first)
-
-        def update(*counts: Any) -> None:
-            text = line(*counts)
-            display.update(task, description=text, completed=first + spent[0])
-
-        yield update
+    yield advance
 
 
 def results_text(accuracy: float, loss: float) -> str:
@@ -123,13 +113,13 @@ def results_text(accuracy: float, loss: float) -> str:
     return f"accuracy {percent}, loss {'–' if math.isnan(loss) else f'{loss:{form}}'}"
 
 
-def log(stream: IO[str] | None, text: str) -> None:
-    """Write a line; on a terminal above the bar, which is in the last row."""
+def log(stream: IO[str] | None, text: str, end: str = "\n") -> None:
+    """Write a line; on a terminal in place of the last one, if that has no end yet."""
     if stream is None:
         return
     erase = "\r\x1b[2K" if stream.isatty() else ""
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(f"{erase}{text}\n".encode(encoding, "replace").decode(encoding))
+    stream.write(f"{erase}{text}{end}".encode(encoding, "replace").decode(encoding))
     stream.flush()
 
 

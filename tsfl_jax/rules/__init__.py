@@ -1,33 +1,34 @@
 """The table of all aggregation rules."""
 
 from tsfl_jax.components import section_of
-from tsfl_jax.rules import averages, dms_rule, robust, server_optimizers
-from tsfl_jax.rules.adaptive import DMS_ADAPTIVE
-from tsfl_jax.rules.aso_fed import ASO_FED
+from tsfl_jax.rules import (
+    averages,
+    client_memory,
+    dms_rule,
+    robust,
+    server_optimizers,
+)
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.rules.fednova import FEDNOVA
-from tsfl_jax.rules.flexible import FLEXIBLE
 from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
-from tsfl_jax.rules.safa import SAFA
-from tsfl_jax.rules.scaffold import SCAFFOLD
 from tsfl_jax.rules.secure_buffer import SECURE_BUFFER
 
 AGGREGATORS: dict[str, Aggregator] = {
-    "dms": dms_rule.RULE,
+    "dms": dms_rule.DMS_RULE,
     "bound_optimal": BOUND_OPTIMAL,
     "fedavg": averages.FEDAVG,
     "fedprox": averages.FEDPROX,
     "fedasync": averages.FEDASYNC,
     "fedbuff": averages.FEDBUFF,
     "secure_buffer": SECURE_BUFFER,
-    "aso_fed": ASO_FED,
-    "safa": SAFA,
+    "aso_fed": client_memory.ASO_FED,
+    "safa": client_memory.SAFA,
     "fedat": averages.FEDAT,
     "fednova": FEDNOVA,
-    "flexible": FLEXIBLE,
-    "scaffold": SCAFFOLD,
+    "flexible": averages.FLEXIBLE,
+    "scaffold": client_memory.SCAFFOLD,
     "fedavgm": server_optimizers.FEDAVGM,
     "fedadam": server_optimizers.FEDADAM,
     "fedyogi": server_optimizers.FEDYOGI,
@@ -38,7 +39,7 @@ AGGREGATORS: dict[str, Aggregator] = {
     "krum": robust.KRUM,
     "multi_krum": robust.MULTI_KRUM,
     "oracle": ORACLE,
-    "dms_adaptive": DMS_ADAPTIVE,
+    "dms_adaptive": dms_rule.DMS_ADAPTIVE,
     "learned": LEARNED,
 }
 

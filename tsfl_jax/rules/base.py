@@ -132,20 +132,6 @@ def equal_weights(info: RoundInfo, hparams: HParams) -> Weights:
     return weights_of(normalized(jnp.ones_like(info.size), info.tau), info.tau)
 
 
-def no_state(params: Params, counts: Counts) -> tuple:
-    """The state of a rule that needs none."""
-    del params, counts
-    return ()
-
-
-def replace(
-    mean: Params, params: Params, state: Any, received: Received, hparams: HParams
-) -> tuple[Params, Any]:
-    """Replace the global model: w^{t+1} = Σ_i ρ_i w_i."""
-    del params, received, hparams
-    return mean, state
-
-
 class Mixing(NamedTuple):
     """How the clients' updates become one."""
 
@@ -191,11 +177,11 @@ class ClientSide(NamedTuple):
 class ServerSide(NamedTuple):
     """What the server does with the mean, and what it remembers."""
 
-    # (Σ ρ_i w_i, w^t, state, received, hparams) -> (w^{t+1}, state)
+    # (Σ ρ_i w_i, w^t, state, received, hparams) -> (w^{t+1}, state); default: the mean
     update: Callable[[Params, Params, Any, Received, HParams], tuple[Params, Any]] = (
-        replace
+        lambda mean, params, state, received, hparams: (mean, state)
     )
-    init: Callable[[Params, Counts], Any] = no_state
+    init: Callable[[Params, Counts], Any] = lambda params, counts: ()
 
 
 class Aggregator(NamedTuple):

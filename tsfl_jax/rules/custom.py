@@ -186,26 +186,17 @@ def _has_sizes(state: Any) -> bool:
     return "size" in getattr(state, "_fields", ())
 
 
-def _of_state(
-    rule: Aggregator, params: Params, state: Any, info: RoundInfo, client: Any
-) -> RoundInfo:
-    """The info for a state with rows by client; `client` are the ids as given."""
-    one, two = (
-        jax.eval_shape(lambda n=n: init_rule(rule, params, n, size=np.ones(n)))
-        for n in (1, 2)
-    )
-    leaves = zip(*map(jax.tree.leaves, (one, two, state)), strict=True)
-    rows = [w for a, b, w in leaves if (a.shape[:1], b.shape[:1]) == ((1,), (2,))]
-    if not rows:
-        return info
-    is_client = (info.client >= 0) & (info.client < len(rows[0]))
-    is_wrong = len(info.tau) != len(rows[0])
+def _of_state(state: Any, info: RoundInfo, client: Any) -> RoundInfo:
+    """The info for a state of `size` clients; `client` are the ids as given."""
+    count = len(state.size)
+    is_client = (info.client >= 0) & (info.client < count)
+    is_known = len(info.tau) == count
     if client is not None:
-        is_wrong = not (isinstance(is_client, Tracer) or is_client.all())
-    if is_wrong:
+        is_known = isinstance(is_client, Tracer) or is_client.all()
+    if not is_known:
         raise UserError(
-            f"client={client}: expected an id from 0 to {len(rows[0]) - 1} for each of "
-            f"{len(info.tau)} updates, as the state is of {len(rows[0])} clients"
+            f"client={client}: expected an id from 0 to {count - 1} for each of "
+            f"{len(info.tau)} updates, as the state is of {count} clients"
         )
     return info._replace(tau=jnp.where(is_client, info.tau, 0))
 
@@ -267,7 +258,7 @@ def aggregate(
         size = state.size[jnp.asarray(np.arange(number) if client is None else client)]
     counts = {"tau": tau, "size": size, "steps": steps, "lag": lag, "client": client}
     info, hparams = _info(rule, number, hparams, gradients, group, key, **counts)
-    info = _of_state(rule, params, state, info, client)
+    info = _of_state(state, info, client) if _has_sizes(state) else info
     losses = jnp.full(number, jnp.nan) if losses is None else losses
     return _applied(rule, updates, params, state, info, hparams, losses, validation)
 

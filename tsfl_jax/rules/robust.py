@@ -10,7 +10,6 @@ each, `models` is such a pytree, `present` ``[N]`` bool.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +22,7 @@ from tsfl_jax import trees
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.averages import Server, server_step
 from tsfl_jax.rules.base import Aggregator, Mixing, Received, ServerSide
-from tsfl_jax.timeline import deliveries
-from tsfl_jax.types import HParams, Params, Schedule, UserError
+from tsfl_jax.types import HParams, Params, UserError
 
 
 def _checked(
@@ -248,20 +246,6 @@ class Krum:
     """Krum and multi-Krum."""
 
     trim: float = _SHARE
-
-    def notes(
-        self, config: Any, rule: Aggregator, schedule: Schedule
-    ) -> tuple[str, ...]:
-        """Note updates with 2f + 2 ≥ n, for which nothing is proved."""
-        n = (deliveries.claimed(schedule) > 0).sum(axis=1)
-        n = n[n > 0]
-        f = np.floor(self.trim * n * (1 + 1e-6)).astype(int)
-        if not (few := 2 * f + 2 >= n).any():
-            return ()
-        return (
-            f"{config.algorithm}: in {few.sum()} of {n.size} updates, of {n[few].min()}"
-            f" to {n[few].max()} clients, 2f + 2 < n does not hold",
-        )
 
 
 def robust_mean(mean: Callable[..., Params], kind: type | None = None) -> Aggregator:

@@ -19,8 +19,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules import base
-from tsfl_jax.rules.averages import Server, server_step
-from tsfl_jax.rules.staleness import Staleness, of_lag
+from tsfl_jax.rules.averages import Server, Staleness, of_lag, server_step
 from tsfl_jax.types import HParams, Params, PRNGKey
 
 PRIME = 2**32 - 5
@@ -116,12 +115,6 @@ def secure_sum(
 
     Simplified: ‖·‖ clipping and noise are not added. A client that delivers twice in
     one update rounds with the same random numbers.
-
-    Args:
-      updates: u_i, float leaves ``[N, ...]``.
-      state: passed on.
-      received: who is there.
-      hparams: with `SecureBuffer` and `Staleness`.
     """
     levels = hparams.of(SecureBuffer).levels
     counts = jnp.where(received.present, _counts(received.info, hparams), 0)

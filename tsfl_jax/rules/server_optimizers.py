@@ -79,20 +79,16 @@ def server_optimizer(
     return Aggregator(mixing, server=ServerSide(update, init), sections=sections)
 
 
-def _sgd(settings: FedAvgM) -> optax.GradientTransformation:
-    return optax.sgd(settings.lr, momentum=settings.momentum)
+def _fed_opt(make: Callable[..., Any], label: str, **options: float) -> Aggregator:
+    def optimizer(settings: FedOpt) -> optax.GradientTransformation:
+        b1, b2, eps = settings.momentum, settings.second, settings.floor
+        return make(settings.lr, b1=b1, b2=b2, eps=eps, **options)
+
+    return server_optimizer(optimizer, FedOpt)._replace(label=label)
 
 
-def _adam(settings: FedOpt) -> optax.GradientTransformation:
-    b1, b2, eps = settings.momentum, settings.second, settings.floor
-    return optax.adam(settings.lr, b1=b1, b2=b2, eps=eps, eps_root=_LEAST)
-
-
-def _yogi(settings: FedOpt) -> optax.GradientTransformation:
-    b1, b2, eps = settings.momentum, settings.second, settings.floor
-    return optax.yogi(settings.lr, b1=b1, b2=b2, eps=eps)
-
-
-FEDAVGM = server_optimizer(_sgd, FedAvgM)._replace(label="FedAvgM")
-FEDADAM = server_optimizer(_adam, FedOpt)._replace(label="FedAdam")
-FEDYOGI = server_optimizer(_yogi, FedOpt)._replace(label="FedYogi")
+FEDAVGM = server_optimizer(
+    lambda settings: optax.sgd(settings.lr, momentum=settings.momentum), FedAvgM
+)._replace(label="FedAvgM")
+FEDADAM = _fed_opt(optax.adam, "FedAdam", eps_root=_LEAST)
+FEDYOGI = _fed_opt(optax.yogi, "FedYogi")

@@ -56,7 +56,5 @@ def as_function(config: Config, **custom: Any) -> tuple[scan.Run, Arguments]:
     # The term of μ stays where μ = 0, and clients where ρ_i = 0, for their derivatives;
     # and τ may be changed.
     spec = dataclasses.replace(program.spec, proximal=True, train_all=True, even=False)
-    model, rule, hooks = prepared.network.model, prepared.rule, prepared.hooks
-    optimizer, links = prepared.optimizer, prepared.uplinks
-    run = scan.make_run(model, (rule,), optimizer, spec, None, hooks, links)
-    return run, arguments
+    parts = program.parts._replace(optimizer=prepared.optimizer, spec=spec)
+    return scan.make_run(parts), arguments

@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from tsfl_jax import rng
 from tsfl_jax.config import seeds_of
-from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
@@ -205,15 +204,15 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     if optimizer is optimizers.sgd:
         terms = optimizers.terms_of(any_member.hparams)
         optimizer = functools.partial(optimizers.sgd, terms=terms)
-    model, hooks = any_member.network.model, any_member.hooks
-    links = any_member.uplinks
+    custom = any_member.hooks, any_member.uplinks
+    parts = Parts(any_member.network.model, rules, optimizer, spec, *custom)
     is_cpu = jax.default_backend() == "cpu"
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
-    run = scan.make_run(model, rules, optimizer, spec, devices.AXIS, hooks, links)
+    run = scan.make_run(parts, devices.AXIS)
     side_by_side = spec.mapping == "vmap" and not by_choice
     return Program(
         run=scan.make_lanes_run(run, mesh, side_by_side=side_by_side),
-        parts=Parts(model, rules, optimizer, spec, hooks, links),
+        parts=parts,
         mesh=mesh,
         intervals=len(any_member.steps),
         chunk=min(map(chunk_of, members)),
@@ -239,7 +238,7 @@ def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
     if not prepared.config.partition.online:
         return None
     labels = prepared.dataset.y_train
-    rows = validation.left(len(labels), prepared.held_out)
+    rows = np.setdiff1d(np.arange(len(labels)), prepared.held_out)
     count = np.bincount(labels[rows]).astype(np.int32)
     first = np.cumsum(count, dtype=np.int32) - count
     order = rows[np.argsort(labels[rows], kind="stable")].astype(np.int32)

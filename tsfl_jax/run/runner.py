@@ -34,7 +34,7 @@ from tsfl_jax.types import Params, UserError
 
 # What only the process knew that finished the run; all results are recomputed.
 _PROVENANCE = {"compile_seconds": (int, float), "versions": dict}
-_PROVENANCE |= dict.fromkeys(("device", "backend", "processor"), str)
+_PROVENANCE |= dict.fromkeys(("device", "backend", "processor", "command"), str)
 
 
 class Experiment(NamedTuple):
@@ -202,9 +202,8 @@ def _adapt(
 
 def _reads_intervals(exp: Experiment) -> bool:
     """Whether anything but the schedule of η, such as a rule, reads T."""
-    model, rules, optimizer, spec, hooks, uplinks = exp.program.parts
-    spec = dataclasses.replace(spec, lr_varies=False)
-    run = scan.make_run(model, rules, optimizer, spec, None, hooks, uplinks)
+    spec = dataclasses.replace(exp.program.spec, lr_varies=False)
+    run = scan.make_run(exp.program.parts._replace(spec=spec))
     arguments = lanes.arguments_of_run(exp.arrays, exp.program.chunk)
     jaxpr = jax.make_jaxpr(run)(*arguments).jaxpr
     marks = jax.tree.map(lambda _: False, list(arguments))

@@ -107,13 +107,7 @@ def estimated(
 
     Γ_i = ‖∇F_i − ∇F‖²/L² and ‖w^t − w*‖² = ‖∇F‖²/L². Unbiased estimates of nonnegative
     quantities can be negative; they are clipped at 0. θ is the tightest that Definition
-    1.3 allows.
-
-    Args:
-      lr, weight_limit: η and the θ of the weights, inf for no limit.
-      smoothness, grad_sq_norm: L > 0 and G².
-      measured: of all clients.
-      present: clients that take part; the constants of the others are set to 0.
+    1.3 allows. The constants of clients that are not present are 0.
     """
     L = smoothness
 
@@ -150,18 +144,9 @@ def check(
     expected: str,
     finite: bool = True,
 ) -> tuple[int, ...]:
-    """Raise `UserError` for a wrong shape and, where it is known, a wrong value.
+    """The shape; `UserError` if it is wrong, or a value that is known (no tracer's).
 
-    Args:
-      name: of the input, for the message.
-      value: a tracer has its shape checked only.
-      shape: the only shape that is accepted; or how many axes are, none of them empty.
-      valid: array → whether each entry is in range.
-      expected: the range in words, for the message.
-      finite: refuse infinite entries even if they are in range.
-
-    Returns:
-      The shape of the value.
+    `shape` is the only one that is accepted, or how many axes are, none of them empty.
     """
     try:
         actual = np.shape(value)
@@ -195,9 +180,7 @@ def check_tau(tau: Numbers, axes: str, num_axes: range) -> tuple[int, ...]:
 def check_constants(constants: BoundConstants, num_clients: int | None) -> None:
     """Raise `UserError` where a constant has a wrong shape or is out of its range.
 
-    Args:
-      constants: ranges and shapes as in `BoundConstants`, all finite.
-      num_clients: N; None: the two constants that are per client are not checked.
+    Without N the two constants that are per client are not checked.
     """
     for name, (valid, expected) in _RANGES.items():
         shape: Any = (num_clients,) if expected.endswith("per client") else ()
@@ -222,14 +205,8 @@ def inputs(
 ) -> tuple[BoundConstants, Float[Array, "T N"], Float[Array, "T N"], Bool[Array, ""]]:
     """Check the constants, τ and ρ, and convert them to one floating dtype.
 
-    Args:
-      constants: see `BoundConstants`.
-      tau: ``[T, N]`` or ``[N]``, local iterations ≥ 0.
-      rho: like `tau`, finite; None: τ stands in for it.
-
-    Returns:
-      The constants, then τ and ρ as ``[T, N]``, and whether all values are in their
-      ranges, for `nan_unless`.
+    Also whether all values are in their ranges, for `nan_unless`. Without ρ, τ stands
+    in for it.
     """
     shape = check_tau(tau, "[N] or [T, N]", range(1, 3))
     rho = tau if rho is None else rho
@@ -295,11 +272,7 @@ def _terms(
 
 @trees.arithmetic()
 def theorem1_terms(rho: Numbers, tau: Numbers, constants: BoundConstants) -> Terms:
-    """The terms X, Y, Z and W of equation (3), also where W ≤ 0.
-
-    Args:
-      rho, tau, constants: as in `theorem1_bound`.
-    """
+    """The terms X, Y, Z and W of equation (3) of `theorem1_bound`, also where W ≤ 0."""
     constants, tau, rho, good = inputs(constants, tau, rho)
     return nan_unless(good, _terms(rho, tau, constants)[1])
 
@@ -344,12 +317,10 @@ def theorem1_bound(
     limit &= constants.lr * constants.smoothness * (1 + theta) * slack >= 1
     positive = W > 0
     divisor = jnp.where(positive, W, 1.0)  # 1/0 of the other branch reaches gradients
-    items = [
-        jnp.where(positive, x / divisor, jnp.inf) for x in (constants.distance, X, Y, Z)
-    ]
+    terms = constants.distance, X, Y, Z
+    items = [jnp.where(positive, x / divisor, jnp.inf) for x in terms]
     total = jnp.asarray(sum(items))
-    bound = Bound._make([*items, total, W, limit, positive & limit])
-    return nan_unless(good, bound)
+    return nan_unless(good, Bound._make([*items, total, W, limit, positive & limit]))
 
 
 @trees.arithmetic()

@@ -18,13 +18,8 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax import trees
-from tsfl_jax.theory.bounds import (
-    BoundConstants,
-    check,
-    coefficients,
-    inputs,
-    nan_unless,
-)
+from tsfl_jax.theory import bounds
+from tsfl_jax.theory.bounds import BoundConstants, coefficients, nan_unless
 from tsfl_jax.types import Numbers
 
 # Starting points of the search, Σρτ in units of its value where W = 0.
@@ -90,11 +85,7 @@ def _search(
     problem: _Equation,
     max_iterations: int,
 ) -> tuple[Float[Array, "3"], Float[Array, ""], Int[Array, ""]]:
-    """Solve `_gap` = 0 by damped Newton steps, or fixed-point steps where better.
-
-    Returns:
-      x, its error and the number of steps.
-    """
+    """Solve `_gap` = 0 by damped Newton steps, or fixed-point steps where better."""
     share = 0.5 ** jnp.arange(12, dtype=x.dtype)[:, None]
 
     def error(x: Float[Array, "3"]) -> Float[Array, ""]:
@@ -186,16 +177,20 @@ def theorem2_weights(
       a solution. Converged means a residual of at most eps^(2/3) of the dtype.
       Gradients are those of the solution, and meaningless where not converged.
     """
-    constants, taus, _, good = inputs(constants, tau)
+    constants, taus, _, good = bounds.inputs(constants, tau)
     shape = np.shape(tau)
     selected = np.ones(shape, bool) if selected is None else selected
-    check("selected", selected, shape, np.isfinite, "booleans, as many as τ has")
+    bounds.check("selected", selected, shape, np.isfinite, "booleans, as many as τ has")
     kept = jnp.atleast_2d(jnp.asarray(selected, bool))
     if not isinstance(kept, Tracer):
         unused, variance = ~jax.device_get(kept).any(0), constants.grad_variance
-        expected = "σ_i² > 0, as (4) divides by it; or leave out the client (selected)"
-        name = "constants.grad_variance"
-        check(name, variance, variance.shape, lambda x: unused | (x > 0), expected)
+        bounds.check(
+            "constants.grad_variance",
+            variance,
+            variance.shape,
+            lambda x: unused | (x > 0),
+            "σ_i² > 0, as (4) divides by it; or leave out the client (selected)",
+        )
 
     solution = _solution(_Equation(taus, kept, constants), max_iterations)
     return nan_unless(good, solution._replace(rho=solution.rho.reshape(shape)))

@@ -29,14 +29,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax import trees
-from tsfl_jax.theory.bounds import (
-    BoundConstants,
-    Coefficients,
-    check,
-    coefficients,
-    inputs,
-    nan_unless,
-)
+from tsfl_jax.theory import bounds
+from tsfl_jax.theory.bounds import BoundConstants, Coefficients, nan_unless
 from tsfl_jax.theory.simplex import fill
 from tsfl_jax.types import Numbers
 
@@ -74,17 +68,14 @@ def _checked(
     limit: Numbers | None,
     rho: Numbers | None = None,
 ) -> tuple[Array, BoundConstants, Array, Array, Array, Array]:
-    """τ, the constants, who is present, the limit and ρ, and whether all are in range.
-
-    Each as `_problem` takes it, without `present` and `limit` for all and inf.
-    """
-    constants, taus, rho, good = inputs(constants, tau, rho)
+    """The inputs of `_problem`, ρ, and whether all are in range."""
+    constants, taus, rho, good = bounds.inputs(constants, tau, rho)
     shape = np.shape(tau)
     present = np.ones(shape, bool) if present is None else present
-    check("present", present, shape, np.isfinite, "booleans, like tau")
+    bounds.check("present", present, shape, np.isfinite, "booleans, like tau")
     present = jnp.atleast_2d(jnp.asarray(present, bool))
     if limit is not None:
-        check("limit", limit, (), lambda x: x >= 1, "1 ≤ θ < ∞, or None")
+        bounds.check("limit", limit, (), lambda x: x >= 1, "1 ≤ θ < ∞, or None")
     limit = jnp.asarray(jnp.inf if limit is None else limit, taus.dtype)
     return taus, constants, present, limit, rho, good & (limit >= 1)
 
@@ -105,7 +96,7 @@ def _problem(
     exponent = jnp.frexp(jnp.where(most > 0, most, 1))[1] - 1
     scale = jnp.ldexp(jnp.ones((), tau.dtype), exponent)
     constants = constants._replace(**{k: x / scale for k, x in squares.items()})
-    factors = coefficients(constants, jnp.maximum(tau.max(), 1))
+    factors = bounds.coefficients(constants, jnp.maximum(tau.max(), 1))
     tau = jnp.where(present, tau, 0)
     upper = jnp.minimum(jnp.minimum(limit, constants.weight_limit) / size, 1)
     count = jnp.maximum((tau > 0).sum(1), 1).astype(tau.dtype)

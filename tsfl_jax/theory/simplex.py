@@ -19,7 +19,7 @@ them. Then the level has a closed form. O(N log N) time, O(N) memory.
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 
 def _divide(
@@ -30,9 +30,8 @@ def _divide(
 ) -> tuple[Bool[Array, "N"], Bool[Array, "N"], Bool[Array, "N"]]:
     """Where the entries are at the level at which Σρ = 1, by bisection.
 
-    Returns:
-      Where 0 < ρ < u, or one of the jumping entries that share; where ρ = u; and which
-      entries jump from 0 to u at one level.
+    Where 0 < ρ < u, or one of the jumping entries that share; where ρ = u; and which
+    entries jump from 0 to u at one level.
     """
     full = b + a * upper
     jumps = full <= b
@@ -47,17 +46,12 @@ def _divide(
         rho = jnp.where(at_top, upper, jnp.where(jumps, 0, rho))
         return jnp.where(inside, rho, 0).sum()
 
-    def bisect(
-        _: Int[Array, ""], ends: tuple[Int[Array, ""], Int[Array, ""]]
-    ) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    def bisect(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
-        middle = (low + high) // 2
+        middle, is_open = (low + high) // 2, low < high
         enough = total(levels[middle], b <= levels[middle]) >= 1
-        open_ = low < high
-        return (
-            jnp.where(open_ & ~enough, middle + 1, low),
-            jnp.where(open_ & enough, middle, high),
-        )
+        low = jnp.where(is_open & ~enough, middle + 1, low)
+        return low, jnp.where(is_open & enough, middle, high)
 
     # The first of the levels with Σρ ≥ 1, and the last with Σρ < 1.
     ends = jnp.zeros((), jnp.int32), jnp.full((), levels.size - 1, jnp.int32)
@@ -118,10 +112,8 @@ def _free_and_full(
 
     With m = ⌈1/u⌉ and p the m-th largest of v = scale·x, the level λ in ρ = clip(v − λ,
     0, u) lies in [p − u, p]: at λ = p fewer than m entries are above 0, at λ = p − u at
-    least m are full. So only w = clip(v − p, −u, u) matters, however large v is.
-
-    Returns:
-      The entry of x that is the pivot p/scale, where 0 < ρ < u, and where ρ = u.
+    least m are full. So only w = clip(v − p, −u, u) matters, however large v is. The
+    entry of x that is the pivot p/scale, where 0 < ρ < u, and where ρ = u.
     """
     entries = mask.sum()
     rank = jnp.minimum(jnp.ceil(1 / upper), entries).astype(int)

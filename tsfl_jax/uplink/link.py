@@ -31,35 +31,6 @@ class Traffic(NamedTuple):
     upload: Float[np.ndarray, "T"]
 
 
-def _no_state(params: Params, settings: Any) -> tuple:
-    del params, settings
-    return ()
-
-
-def _same_start(
-    variables: Params, state: Any, interval: Int[Array, ""], settings: Any
-) -> Params:
-    del state, interval, settings
-    return variables
-
-
-def _same_update(
-    update: Params, state: Any, info: LinkInfo, settings: Any
-) -> tuple[Params, Any]:
-    del info, settings
-    return update, state
-
-
-def _same_sum(total: Params, key: PRNGKey, settings: Any) -> Params:
-    del key, settings
-    return total
-
-
-def _same_bits(traffic: Traffic, params: Params, settings: Any) -> Traffic:
-    del params, settings
-    return traffic
-
-
 class Uplink(NamedTuple):
     """One link of the chain; a field that is not given changes nothing.
 
@@ -70,18 +41,22 @@ class Uplink(NamedTuple):
 
     # (variables, settings) -> the state of a client, a tree of arrays; of static
     # settings only. Raises `UserError` where the link cannot work with this network.
-    init: Callable[[Params, Any], Any] = _no_state
+    init: Callable[[Params, Any], Any] = lambda params, settings: ()
     # (version, state, t, settings) -> the variables that the client starts from, and in
     # which its own model is tested, then with t = −1
-    start: Callable[[Params, Any, Int[Array, ""], Any], Params] = _same_start
+    start: Callable[[Params, Any, Int[Array, ""], Any], Params] = (
+        lambda variables, state, interval, settings: variables
+    )
     # (update, state, info, settings) -> (update, state): {"params": w_i − version} and
     # the values of other collections, before they are weighted
-    send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = _same_update
+    send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = (
+        lambda update, state, info, settings: (update, state)
+    )
     # (Σ ρ_i u_i of the parameters, key, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
-    receive: Callable[[Params, PRNGKey, Any], Params] = _same_sum
+    receive: Callable[[Params, PRNGKey, Any], Params] = lambda sums, key, settings: sums
     # (bits of the links before, shapes of the variables, settings) -> bits
-    bits: Callable[[Traffic, Params, Any], Traffic] = _same_bits
+    bits: Callable[[Traffic, Params, Any], Traffic] = lambda bits, params, _: bits
     section: Any = None  # the component with its settings
     # settings -> whether they put it in the chain; None: `uplink.chain` names it
     applies: Callable[[Any], bool] | None = None

@@ -1,4 +1,3 @@
-import sys; sys.exit(open('COORDINATOR_NOTE.md').read() + '\n-> read that, then git checkout conftest.py')
 """Strict JAX settings for every test."""
 
 import gc

@@ -150,21 +150,14 @@ def load_dataset(config: Config) -> Dataset:
 
 
 def _mapping_of(
-    config: Config, network: Network, steps: Int[np.ndarray, "T N"], times: Schedule
+    config: Config, network: Network, steps: Int[np.ndarray, "T N"]
 ) -> tuple[str, tuple[str, ...]]:
-    """The mapping for this work, and notes on both.
+    """The mapping for this work, and notes on it.
 
     Side by side on a CPU only for one device by choice: there the last bits depend on
     how many devices share the clients, which must not follow from the machine.
     """
     mapping, _ = backend.implementation(jax.default_backend(), config.mapping)
-    notes = ()
-    if not config.train_all:
-        notes += (
-            "train_all=False: clients whose weight is 0 are not trained, so that "
-            "train_loss, samples, num_discarded are of the others (side by side this "
-            "saves no time)",
-        )
     is_free = config.mapping == "auto" and config.devices == 1
     params = network.params["params"]
     if (
@@ -173,12 +166,12 @@ def _mapping_of(
         or config.client_block
         or not backend.cheaper_side_by_side(params, steps, config.batch_size)
     ):
-        return mapping, notes
+        return mapping, ()
     note = (
         f"a small network and at most {steps.max():,} steps for a client: clients are "
         "trained side by side, equal to --config.mapping=sequential within rounding"
     )
-    return "vmap", (note, *notes)
+    return "vmap", (note,)
 
 
 def _steps(times: Schedule, batch_size: int, iteration: str) -> Int[np.ndarray, "T N"]:
@@ -289,7 +282,7 @@ def prepare_validated(
     split, dataset, tested = _split_of(
         config, loaded, fixed, workload, network, uplinks
     )
-    mapping, mapping_notes = _mapping_of(config, network, steps, times)
+    mapping, mapping_notes = _mapping_of(config, network, steps)
     metrics = dict(network.model.metrics)
     return Prepared(
         config=config,

@@ -282,6 +282,7 @@ def prepare_validated(
     split, dataset, tested = _split_of(
         config, loaded, fixed, workload, network, uplinks
     )
+    digest = digest if dataset is loaded else ""
     mapping, mapping_notes = _mapping_of(config, network, steps)
     metrics = dict(network.model.metrics)
     return Prepared(
@@ -301,9 +302,7 @@ def prepare_validated(
         tested=tested,
         custom=custom._replace(dataset=None, params=None, metrics=metrics),
         custom_data=custom_digest,
-        fingerprints=_fingerprints(
-            dataset, digest if dataset is loaded else "", split, fixed.held_out, tested
-        )
+        fingerprints=_fingerprints(dataset, digest, split, fixed.held_out, tested)
         | schedule_fingerprints(times, config.timeline)
         | (start or custom_hooks.start_of(custom.model)),
         notes=(*times.notes, *split.notes)

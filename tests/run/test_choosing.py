@@ -13,7 +13,6 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.prepare import prepare, workload
 from tsfl_jax.report import files
 from tsfl_jax.timeline.cohort import CHOOSING
-from tsfl_jax.types import UserError
 
 K, D = 3, 7
 SMALL = {
@@ -153,29 +152,3 @@ def test_files_have_those_that_were_chosen(tmp_path):
     scores = found.history["client_accuracy_mean"]
     assert np.isfinite(scores).all()
     assert found.to_xarray()["rho"].dims == ("interval", "slot")
-
-
-def test_explain_says_that_it_depends_on_training():
-    config = config_of(LATE)
-    known = tsfl_jax.explain(config)
-    times, drawn = known.schedule, workload.draw_workload(config).drawn
-    assert times.tau.shape == (6, D)
-    np.testing.assert_array_equal(drawn, np.unique(times.client))
-    words = " ".join(str(known).split())
-    assert f"3 of 20 clients at a time, chosen of 7 candidates, {len(drawn)} ever" in (
-        words
-    )
-    assert "who is asked depends on training: " + config.cohort.sampler in words
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"timeline__framework": "sfl"}, "timeline.framework=sfl: cannot go with --c"),
-        ({"cohort__candidates": 2}, "candidates=2: expected 3 to --config.num_clients"),
-    ],
-)
-def test_what_cannot_work_is_refused_in_one_line(changes, words):
-    with pytest.raises(UserError) as error:
-        tsfl_jax.explain(config_of(changes))
-    assert words in str(error.value) and "\n" not in str(error.value)

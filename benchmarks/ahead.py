@@ -124,7 +124,8 @@ def compile_ahead(
       target: one of `TARGETS`.
       folder: from `start`.
     """
-    given = program.chunk_of_arrays(arrays, arrays.start, 0)
+    inputs = programs.cut_inputs(arrays.inputs, slice(None), slice(program.chunk))
+    given = arrays.start, arrays.key, arrays.hparams, arrays.problem, inputs
     pairs = zip(given, scan.ARGUMENTS_SPEC, strict=True)
     shapes = [_shapes(program.mesh, *pair) for pair in pairs]
     begun = time.perf_counter()
@@ -133,7 +134,7 @@ def compile_ahead(
     hlo = compiled.as_text() or ""
     return Ahead(
         target,
-        programs.memory_of(compiled),
+        programs.Compiled(program, compiled, 0.0, seconds).memory(),
         structure_of(folder),
         roofline.cost(
             hlo, roofline.DEVICES[target], lambda i: i.opcode != "conditional"

@@ -39,7 +39,7 @@ def compiled(model: str, rules: list[str], cache: str) -> list[program.Compiled]
     mesh = start_jax(configs[0])
     prepared = prepare.prepare_all(configs, custom_hooks.Custom())
     found = []
-    for indices in lanes.group(prepared)[0]:
+    for indices in lanes.group(prepared):
         members = [prepared[i] for i in indices]
         group = lanes.make_group(members, mesh)
         count = lanes.runs_per_call(group)

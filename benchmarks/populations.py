@@ -19,7 +19,7 @@ from tsfl_jax import config as c
 from tsfl_jax.config import validate
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import workload
-from tsfl_jax.run import call_length, runner
+from tsfl_jax.run import program, runner
 
 FRAMEWORKS = ("none", "tsfl", "afl")
 _RUNS = 7  # of the compiled call, of which the fastest counts
@@ -79,7 +79,7 @@ def worker(
             start = time.perf_counter()
             run()
             several.append(time.perf_counter() - start)
-        found["ms"] = 1000 * min(several) / call_length.chunk_of(exp.prepared)
+        found["ms"] = 1000 * min(several) / program.chunk_of(exp.prepared)
         found["memory"] = peak() - before
     print(json.dumps(found))
 

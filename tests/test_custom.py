@@ -250,7 +250,7 @@ def test_tokens():
     assert history["test_accuracy"][-1] > 0.6
     notes = variables["result"].summary["notes"]
     assert any("tokens, given to the network as they are" in note for note in notes)
-    with pytest.raises(tsfl_jax.UserError, match="taken for tokens"):
+    with pytest.raises(tsfl_jax.UserError, match="are tokens, which"):
         tsfl_jax.simulate(variables["config"], dataset=variables["data"])
 
 

@@ -11,10 +11,9 @@ from typing import IO, Any
 from tsfl_jax import command, config_files
 from tsfl_jax.config import SETTINGS, Config, replace, suggestion, validate, value
 from tsfl_jax.engine import devices
-from tsfl_jax.prepare import backend, prepare
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, style, writers
-from tsfl_jax.run import explain, grid, lanes, ray_workers, runner, shards, sweeps
+from tsfl_jax.run import explain, grid, ray_workers, runner, shards, sweeps
 from tsfl_jax.types import UserError, nearest
 
 Flags = argparse.Namespace
@@ -46,17 +45,15 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     add("--collect", action="store_true", help=text)
     text = "sweep: run on the workers of a Ray cluster, by default one on this machine"
     add("--ray", metavar="ADDRESS", nargs="?", const="", help=text)
-    text = "do not train: print and plot timeline, work and memory; compile also asks "
-    text += "the compiler for the memory"
-    choices = ("estimate", "compile")
-    add("--explain", nargs="?", const="estimate", choices=choices, help=text)
+    text = "do not train: print and plot timeline, work and memory"
+    add("--explain", action="store_true", help=text)
     text = "follow a run live, comma-separated: " + ", ".join(writers.WRITERS)
     add("--writer", metavar="NAMES", default="", help=text)
     hidden = argparse.SUPPRESS
     for setting in SETTINGS:
         add(f"--config.{setting}", help=hidden, default=hidden)
     if name == "tsfl explain":
-        parser.set_defaults(explain="estimate")
+        parser.set_defaults(explain=True)
     return parser
 
 
@@ -198,19 +195,14 @@ def _points(flags: Flags) -> grid.Points:
 
 def _explain(flags: Flags, config: Config) -> None:
     """Print and plot what a run would do, and do not run it."""
-    mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
-    prepared = prepare.prepare(config)
-    explanation, compiled = explain.of_prepared(prepared, mesh), None
-    _log_notes(sys.stderr, explanation.notes)
-    if flags.explain == "compile":
-        program, arrays = lanes.single(prepared, mesh)
-        compiled = program.compile(arrays, stream=sys.stderr).memory()
+    explanation = explain.explain(config)
+    _log_notes(sys.stderr, explanation.prepared.notes)
     label = f"{_label(flags, config)}-explain"
     workdir = flags.workdir or report.new_workdir("runs", label)
     path = report.prepare_workdir(workdir) / "timeline"
     paths = style.save_both(explanation.plot(), path)
-    text = explain.text(explanation, compiled)
+    text = explain.text(explanation)
     files = f"{'files':<15}{', '.join(map(str, paths))}"
     progress.log(sys.stdout, f"{text}\n{files}\n\n{explanation.chart()}")
 

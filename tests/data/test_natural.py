@@ -291,7 +291,7 @@ def test_the_next_character_of_a_period_is_learned(tmp_path):
     settings |= {"schedule.kind": "explicit", "schedule.tau": (4,), "devices": 1}
     settings |= {"algorithm": "fedavg", "mu": 0.0, "model.hidden": 16}
     config = replace(Config(), settings | {"batch_size": 8, "lr": 0.5})
-    with pytest.raises(UserError, match="taken for tokens; use lstm or next_token"):
+    with pytest.raises(UserError, match="are tokens, which"):
         simulate(config)
     learner = replace(config, {"model.name": "next_token_lstm"})
     assert simulate(learner).history["next_token_accuracy"][-1] > 0.7

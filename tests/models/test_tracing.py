@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -209,19 +208,3 @@ class WithLoss(nn.Module):
 def test_losses_and_metrics_that_give_no_number_per_sample(parts, words):
     with pytest.raises(UserError, match=words):
         prepare.prepare(CONFIG, dataset=problems.dataset(), **parts)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "changes", "unread"),
-    [
-        (lambda h: optax.sgd(h.lr, h.momentum), {"momentum": 0.5}, ""),
-        (lambda h: optax.sgd(h.lr), {"momentum": 0.5}, "momentum=0.5"),
-        (optax.sgd(0.1), {"lr": 0.5, "algorithm": "dms"}, ""),  # the rule reads it
-    ],
-)
-def test_settings_that_an_optimizer_does_not_read_are_noted(optimizer, changes, unread):
-    config = replace(CONFIG, {"algorithm": "fedavg"} | changes)
-    parts = {"dataset": problems.dataset(), "optimizer": optimizer}
-    notes = prepare.prepare(config, **parts).notes
-    note = f"{unread} has no effect: optimizer= does not read it"
-    assert [n for n in notes if "optimizer" in n] == [note] * bool(unread)

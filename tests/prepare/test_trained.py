@@ -4,10 +4,7 @@ That raising T gives the longer run: `test_same_bits`.
 """
 
 import functools
-import os
 import shutil
-import subprocess
-import sys
 
 import chex
 import flax.linen as nn
@@ -81,17 +78,6 @@ def test_every_kind_of_file(params, tmp_path):
     assert equal(tsfl_jax.simulate(config).params, params)
 
 
-def test_lanes_of_a_sweep_start_from_their_own_files(params, tmp_path):
-    other = jax.tree.map(lambda a: a + 1, params)
-    for name, tree in (("a", params), ("b", other)):
-        np.savez(tmp_path / f"{name}.npz", **trees.named(tree))
-    points = [{"model.params": str(tmp_path / f"{name}.npz")} for name in "ab"]
-    swept = tsfl_jax.sweep(config_of(num_intervals=1), points)
-    config = replace(config_of(num_intervals=1), points[1])
-    alone = tsfl_jax.simulate(config).history["test_loss"]
-    np.testing.assert_array_equal(swept.history["test_loss"][1], alone)
-
-
 class Normalized(nnx.Module):
     """Parameters, batch statistics and a random stream."""
 
@@ -159,48 +145,6 @@ def test_the_newest_finished_step_of_a_manager(tmp_path):
         trained.read(tmp_path / "none")
 
 
-SAVE_SHARDED = """
-import sys, jax, numpy as np, orbax.checkpoint
-mesh = jax.make_mesh((2,), ("a",))
-spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
-w = jax.device_put(np.arange(4.0, dtype=np.float32), spec)
-with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-    checkpointer.save(sys.argv[1], {"w": w})
-"""
-
-
-@pytest.mark.slow
-def test_a_folder_of_orbax_from_other_devices(tmp_path):
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    command = [sys.executable, "-c", SAVE_SHARDED, str(tmp_path / "w")]
-    subprocess.run(command, env=env, check=True, capture_output=True)
-    assert trained.read(tmp_path / "w")["w"].tolist() == [0, 1, 2, 3]
-
-
-VALUES = [
-    (np.full(5, 1 + 2j), r"\(1\+2j\) \(complex128\) at \[0\]; expected"),
-    (np.float32([0, 0, np.nan, 0, 0]), r"nan \(float32\) at \[2\]; expected"),
-    (np.array([0, 1e39, 0, 0, 0]), r"1e\+39 \(float64\) at \[1\]"),
-    (np.array([None] * 5), r"None \(object\) at \[0\]"),
-    (jax.ShapeDtypeStruct((5,), np.float32), "ShapeDtypeStruct"),
-]
-
-
-@pytest.mark.parametrize(("value", "words"), VALUES)
-def test_a_value_that_a_network_cannot_have_is_one_line(value, words, params, tmp_path):
-    wrong = {"params": dict(params["params"])}
-    wrong["params"]["Dense_0"] = params["params"]["Dense_0"] | {"bias": value}
-    words = f"params/Dense_0/bias holds {words}"
-    with pytest.raises(UserError, match=f"^params=: {words}") as error:
-        tsfl_jax.simulate(config_of(), params=wrong)
-    assert str(error.value).endswith("expected finite float32 numbers")
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        path = str(tmp_path / "model.npz")
-        np.savez(path, **traverse_util.flatten_dict(wrong, sep="/"))
-        with pytest.raises(UserError, match=words):
-            tsfl_jax.simulate(config_of(model__params=path))
-
-
 def test_numbers_of_other_types_keep_their_values():
     """Floats and integers become float32; a counter stays whole or is refused."""
     shapes = {"params": {"w": np.zeros(2, np.float32)}, "state": {"n": np.int32(0)}}
@@ -218,6 +162,9 @@ def test_numbers_of_other_types_keep_their_values():
     for n in (2.5, 2**40):
         with pytest.raises(UserError, match="x: state/n holds .*; expected int32 num"):
             leaves(np.zeros(2), n)
+    for w in ([0, np.nan], [0, 1e39], [0, 1j]):
+        with pytest.raises(UserError, match=r"params/w holds .* at \[[01]\]; expected"):
+            leaves(np.array(w), 2)
 
 
 WRONG = [
@@ -237,34 +184,26 @@ WRONG = [
 def test_what_does_not_fit_is_one_line(change, words, params):
     wrong = jax.tree.map(np.array, params)
     change(wrong["params"])
-    with pytest.raises(UserError, match=words):
-        tsfl_jax.simulate(config_of(), params=wrong)
-    with pytest.raises(UserError, match=words):
-        tsfl_jax.predict(config_of(), wrong)
+    for call in (tsfl_jax.explain, tsfl_jax.predict):
+        with pytest.raises(UserError, match=words):
+            call(config_of(), params=wrong)
 
 
-@pytest.mark.parametrize("name", ["gone.npz", "text.npz", "text.safetensors", "text"])
+@pytest.mark.parametrize("name", ["gone.npz", "text.npz", "text"])
 def test_wrong_files_are_one_line(name, tmp_path):
-    if name.endswith(".safetensors"):
-        pytest.importorskip("safetensors")
     if not name.startswith("gone"):
         (tmp_path / name).write_text("no arrays")
     with pytest.raises(UserError, match=name):
-        tsfl_jax.simulate(config_of(model__params=str(tmp_path / name)))
+        trained.read(tmp_path / name)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_frozen_parameters_do_not_move(algorithm, params):
+def test_frozen_parameters_do_not_move(params):
     """And the others move as if the network began behind them."""
-    config = config_of(
-        num_intervals=2, algorithm=algorithm, clip_norm=0.5, model__frozen="Dense_0/"
-    )
+    config = config_of(num_intervals=2, clip_norm=0.5, model__frozen="Dense_0/")
     trained_params = tsfl_jax.simulate(config, params=params).params["params"]
     first, last = (params["params"][name] for name in ("Dense_0", "Dense_1"))
     assert equal(trained_params["Dense_0"], first)
     assert not np.array_equal(trained_params["Dense_1"]["kernel"], last["kernel"])
-    if algorithm != "fedavg":
-        return
     data = load_dataset(config)
 
     def behind(x):
@@ -288,26 +227,10 @@ def test_frozen_parameters_do_not_move(algorithm, params):
     )
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        ("Conv", "no parameter has Conv in its path; there are Dense_0"),
-        ("D", "is left"),
-    ],
-)
-def test_what_cannot_be_frozen(part, words):
-    with pytest.raises(UserError, match=words):
-        tsfl_jax.simulate(config_of(model__frozen=part))
-
-
 def test_parameters_are_part_of_the_experiment(params, tmp_path):
     tsfl_jax.simulate(config_of(), params=params, workdir=tmp_path)
     with pytest.raises(UserError, match="another experiment.*first parameters"):
         tsfl_jax.simulate(config_of(), workdir=tmp_path)
-
-
-AFL = {"schedule.kind": "case3", "schedule.tau_groups": ""}
-AFL |= {"timeline.framework": "afl"}
 
 
 @pytest.mark.parametrize(
@@ -316,7 +239,6 @@ AFL |= {"timeline.framework": "afl"}
         ({"lr_schedule": "cosine"}, "begun with 2, and lr_schedule=cosine depends"),
         ({"algorithm": "learned"}, "was begun with 2, and the training depends"),
         ({"schedule.size_groups": "uniform(9, 40)"}, "another experiment .split:"),
-        (AFL, "another experiment .schedule:"),
     ],
 )
 def test_what_depends_on_t_is_refused(settings, words, tmp_path):

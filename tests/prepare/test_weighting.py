@@ -60,12 +60,6 @@ def test_the_mean_of_all_cohorts_is_that_of_all_clients(chosen, sampler, several
     assert mean_update(chosen, sampler, several) == pytest.approx(GOAL, rel=1e-6)
 
 
-def test_some_are_biased():
-    for chosen, sampler in (("mean", "uniform"), ("mean", "round_robin")):
-        found = mean_update(chosen, sampler, pairs(*range(6)))
-        assert found == pytest.approx(VALUE.mean()) and abs(found - GOAL) > 0.1
-
-
 def test_lost_updates_are_in_the_chance():
     """With dropout 1/2 each update counts twice where it arrives."""
     several = pairs(*range(6))
@@ -122,11 +116,8 @@ def config_of(algorithm, **changes):
     return small(algorithm=algorithm, **settings | changes)
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["fedadam", pytest.param("fedprox", marks=pytest.mark.slow)]
-)
-def test_runs_have_these_weights(algorithm):
-    config = config_of(algorithm, cohort__weighting="unbiased")
+def test_runs_have_these_weights():
+    config = config_of("fedadam", cohort__weighting="unbiased")
     history = tsfl_jax.simulate(config).history
     schedule = tsfl_jax.explain(config).schedule
     np.testing.assert_array_equal(history["rho"], schedule.share)
@@ -134,7 +125,6 @@ def test_runs_have_these_weights(algorithm):
     assert not history["diverged"].any()
 
 
-@pytest.mark.parametrize("algorithm", ["dms", "fedbuff", "scaffold", "fedat"])
-def test_rules_with_weights_of_their_own_have_no_others(algorithm):
-    with pytest.raises(UserError, match=f"algorithm={algorithm} are its own"):
-        tsfl_jax.explain(config_of(algorithm))
+def test_rules_with_weights_of_their_own_have_no_others():
+    with pytest.raises(UserError, match="algorithm=scaffold are its own"):
+        tsfl_jax.explain(config_of("scaffold"))

@@ -10,7 +10,6 @@ from tests.problems import small
 from tsfl_jax.data.client_test import SERIES
 from tsfl_jax.prepare import prepare
 from tsfl_jax.report import files, page
-from tsfl_jax.types import UserError
 
 C, N, F = 3, 5, 2  # classes, clients, features
 
@@ -102,27 +101,6 @@ def test_label_mix_against_numpy():
     check_last(result, *(each @ (np.stack(mix) / np.sum(mix, 1, keepdims=True)).T))
 
 
-def test_clients_of_the_mix_of_all_have_the_score_of_all():
-    y = np.tile(np.arange(C), 20)
-    x = np.random.default_rng(1).normal(size=(60, F)).astype(np.float32)
-    data = tsfl_jax.make_dataset(x, y, x, y, client=np.arange(60) // 12)
-    result = tsfl_jax.simulate(config_of(evaluation__clients="labels"), dataset=data)
-    for score in ("accuracy", "loss"):
-        for name in ("mean", "worst"):
-            got = result.history[f"client_{score}_{name}"]
-            np.testing.assert_allclose(got, result.history[f"test_{score}"], rtol=1e-6)
-        assert result.history[f"client_{score}_std"][-1] < 1e-6
-
-
-def test_off_by_default_and_nothing_depends_on_it():
-    config, on = config_of(evaluation__clients="none"), own_of()
-    off = tsfl_jax.simulate(config, dataset=DATA)
-    assert {*on.history} - {*off.history} == {*SERIES}
-    assert not [name for name in off.summary if "client_" in name]
-    for name, values in off.history.items():
-        np.testing.assert_array_equal(values, on.history[name], err_msg=name)
-
-
 def test_files_of_a_run_and_of_a_sweep(tmp_path):
     tsfl_jax.simulate(config_of(), dataset=DATA, workdir=tmp_path / "run")
     rows = files.read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -169,18 +147,3 @@ def test_cohorts_score_those_who_are_ever_asked(framework, tmp_path):
     each = dict(zip(arrays["tested_client"], arrays["final_accuracy"], strict=True))
     mean = np.mean([*each.values()])
     np.testing.assert_allclose(result.history["client_accuracy_mean"][-1], mean)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"partition__kind": "iid", "schedule__data_size": 20},
-            "partition.kind=iid clients train on other samples than",
-        ),
-    ],
-)
-def test_what_cannot_work_is_one_line(changes, words):
-    with pytest.raises(UserError, match=words) as error:
-        tsfl_jax.simulate(config_of(**changes), dataset=DATA)
-    assert "\n" not in str(error.value)

@@ -57,22 +57,10 @@ def test_a_second_launch_compiles_nothing_and_gives_the_same(tmp_path):
     assert second["accuracy"] == first["accuracy"]
 
 
-@pytest.mark.slow
-def test_the_cache_can_be_turned_off(tmp_path):
-    off = launch("off", HOME=str(tmp_path))
-    assert off["folder"] is None and off["hits"] == off["misses"] == 0
-    assert not (tmp_path / ".cache" / "tsfl_jax").exists()
-
-
 def test_the_settings_of_jax_are_kept(tmp_path):
     # The suite's own folder, set in conftest.
     folder = backend.use_cache("auto")
     assert folder is not None and backend.use_cache("off") == folder
-
-
-def test_the_default_follows_the_environment(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert backend.default_folder() == pathlib.Path("/somewhere/tsfl_jax/xla")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -80,8 +68,3 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     file.write_text("")
     with pytest.raises(UserError, match=r"compile_cache=.*file/x: cannot write there"):
         backend.use_cache(str(file / "x"))
-
-
-def test_an_empty_choice_does_not_fill_the_current_folder():
-    with pytest.raises(UserError, match="compile_cache is empty: expected a folder"):
-        backend.use_cache(" ")

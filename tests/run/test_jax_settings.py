@@ -1,13 +1,10 @@
 """Settings of JAX that a careful user switches on, or that would change results."""
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tsfl_jax
-from tests import problems
 from tests.problems import small
 
 SLOW = sorted(set(tsfl_jax.AGGREGATORS) - {"dms"})
@@ -39,22 +36,6 @@ def test_strict_promotion_and_search_for_nans_change_nothing(rule, framework):
         jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
 
 
-def test_a_network_that_promotes_is_named_under_strict_promotion():
-    class Promoting(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Dense(3)(x.reshape(x.shape[0], -1))
-            return x * jnp.arange(3)[None]
-
-    data = problems.dataset(samples=300)
-    with (
-        jax.numpy_dtype_promotion("strict"),
-        pytest.raises(tsfl_jax.UserError, match="Promoting.*TypePromotionError"),
-    ):
-        config = config_of("fedavg", hidden=None)
-        tsfl_jax.simulate(config, model=Promoting(), dataset=data)
-
-
 def test_a_run_does_not_resume_under_another_arithmetic(tmp_path):
     config = config_of("fedavg")
     tsfl_jax.simulate(config, workdir=tmp_path)
@@ -65,12 +46,3 @@ def test_a_run_does_not_resume_under_another_arithmetic(tmp_path):
     ):
         with setting(), pytest.raises(tsfl_jax.UserError, match="jax_"):
             tsfl_jax.simulate(config, workdir=tmp_path)
-
-
-def test_weights_under_strict_promotion():
-    constants = {"smoothness": 10.0, "grad_sq_norm": 4.0, "grad_variance": 0.5}
-    tau = jnp.array([1, 1, 2, 4, 4])
-    plain = tsfl_jax.dms_weights(jax.random.key(0), tau, lr=0.003, **constants)
-    with jax.numpy_dtype_promotion("strict"):
-        found = tsfl_jax.dms_weights(jax.random.key(0), tau, lr=0.003, **constants)
-    np.testing.assert_array_equal(found, plain)

@@ -11,8 +11,8 @@ import tsfl_jax
 from tests import problems
 from tests.problems import small
 from tsfl_jax.config import replace
-from tsfl_jax.prepare import custom_hooks, network
-from tsfl_jax.prepare.prepare import prepare, prepare_all
+from tsfl_jax.prepare import network
+from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.run import identity, program
 
 
@@ -79,18 +79,6 @@ def test_bytes_by_hand():
     # A free rider delivers, an absent client does not.
     found = network.delivers(np.array([[2, 0, 0]]), np.array([[0.5, 0.5, 0.0]]))
     assert found.tolist() == [[True, True, False]]
-
-
-def test_lanes_with_a_metric_of_the_users_own_share_one_network(monkeypatch):
-    traced, make = [], network._trace
-    monkeypatch.setattr(
-        network, "_trace_once", lambda *given: traced.append(given) or make(*given)
-    )
-    custom = custom_hooks.Custom(metrics={"highest": lambda out, labels: out.max(-1)})
-    runs = prepare_all([small(seed=s) for s in range(3)], custom)
-    assert len(traced) == 1
-    assert all(run.network.params is runs[0].network.params for run in runs)
-    assert dict(runs[0].network.model.metrics) == custom.metrics
 
 
 @pytest.mark.parametrize("source", ["model", "split", "fleet", "batches"])

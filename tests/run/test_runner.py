@@ -16,7 +16,6 @@ from tsfl_jax.engine import scan
 from tsfl_jax.report import files as report
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import runner
-from tsfl_jax.types import UserError
 
 
 @pytest.fixture(scope="module")
@@ -28,35 +27,14 @@ def finished(tmp_path_factory):
 def test_files_of_a_run(finished):
     folder, result = finished
     names = {path.name for path in folder.iterdir()}
-    assert names == {
-        ".lock",
-        "config.json",
-        "metrics.jsonl",
-        "clients.npz",
-        "model.npz",
-        "summary.json",
-        "curves.png",
-        "participation.png",
-        "checkpoints",
-    }
+    arrays = {"checkpoints", "clients.npz", "model.npz"}
+    texts = {".lock", "config.json", "metrics.jsonl", "summary.json"}
+    assert names == arrays | texts | {"curves.png", "participation.png"}
     rows = report.read_metrics(folder / "metrics.jsonl")
     assert [row["interval"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["virtual_time"] for row in rows] == [2.5, 5, 7.5, 10, 12.5, 15]
     measured = [name for name in scan.History._fields if name in rows[0]]
-    assert measured == [
-        "test_accuracy",
-        "test_loss",
-        "train_loss",
-        "threshold",
-        "num_selected",
-        "weight_entropy",
-        "smoothness",
-        "grad_sq_norm",
-        "grad_variance",
-        "grad_square",
-        "coupling",
-        "num_discarded",
-    ]
+    assert len(measured) == 12
     for t, row in enumerate(rows):
         assert set(row) == {"interval", "virtual_time", *measured}
         # ‖∇F‖² only where clients are measured.
@@ -87,14 +65,6 @@ def test_files_of_a_run(finished):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_learns():
-    # Few skewed clients learn or not by luck of the split: equal ones must learn.
-    result = tsfl_jax.simulate(small(algorithm="fedavg", partition__kind="iid"))
-    loss = result.history["test_loss"]
-    assert loss[-1] < 0.8 * loss[0]
-    assert result.history["test_accuracy"][-1] > 0.3  # chance is 0.1
-
-
 def test_a_finished_run_is_not_run_again(finished):
     folder, first = finished
     before = problems.files(folder)
@@ -103,12 +73,6 @@ def test_a_finished_run_is_not_run_again(finished):
     for name in ("compile_seconds", "train_seconds"):
         assert result.summary[name] == first.summary[name] > 0
     problems.same(problems.files(folder), before)
-
-
-def test_workdir_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="file"):
-        tsfl_jax.simulate(small(), workdir=tmp_path / "file")
 
 
 def test_total_loss_stops_the_run_with_the_last_good_model(tmp_path):
@@ -152,12 +116,6 @@ def test_a_network_rule_and_optimizer_of_the_users_own():
     assert np.isnan(result.history["coupling"]).all()
 
 
-def test_evaluation_now_and_then():
-    result = tsfl_jax.simulate(small(eval_every=4, algorithm="fedavg"))
-    measured = ~np.isnan(result.history["test_accuracy"])
-    assert measured.tolist() == [False, False, False, True, False, True]
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_clients():
     """What the compiler sets aside, for 20 and for 2,000 clients of 64 samples."""
@@ -197,15 +155,12 @@ def test_one_trace_and_no_transfer_in_a_run():
             jax.block_until_ready(run(*argument))
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_a_call_takes_over_the_memory_of_its_state(algorithm):
-    settings = small(algorithm=algorithm)
-    exp = runner.build(settings)
+def test_a_call_takes_over_the_memory_of_its_state():
+    exp = runner.build(small(algorithm="scaffold"))
     compiled = exp.program.compile(exp.arrays)
     state = sum(a.nbytes for a in jax.tree.leaves(exp.arrays.start))
-    models = 1 if algorithm == "fedavg" else 5  # SCAFFOLD: one per client as well
     params = sum(a.nbytes for a in jax.tree.leaves(exp.arrays.start.params))
-    assert state >= models * params
+    assert state >= 5 * params  # one per client as well
     history = compiled.memory()["results"]
     assert history < compiled.call.memory_analysis().output_size_in_bytes - state + 512
     first = next(compiled.chunks(exp.arrays))

@@ -5,7 +5,7 @@ import pytest
 from tests.problems import files, same, small
 from tsfl_jax.prepare import backend, prepare
 from tsfl_jax.report import files as report
-from tsfl_jax.run import call_length, checkpoint, lanes, runner
+from tsfl_jax.run import checkpoint, lanes, program, runner
 
 T = 40
 
@@ -59,7 +59,7 @@ def test_saves_take_their_share_of_the_time(exp, whole, tmp_path, monkeypatch, e
 
 def chunk(**settings):
     config = small(**{"report_every": 0} | settings)
-    return call_length.chunk_of(prepare.prepare(config))
+    return program.chunk_of(prepare.prepare(config))
 
 
 def test_short_intervals_make_long_chunks():
@@ -83,7 +83,7 @@ def test_lanes_of_different_work_share_a_chunk():
     shape = {"num_intervals": 1009, "report_every": 0, "schedule__kind": "explicit"}
     configs = [small(schedule__tau=(tau,), **shape) for tau in (1, 40)]
     prepared = [prepare.prepare(config) for config in configs]
-    first, second = map(call_length.chunk_of, prepared)
+    first, second = map(program.chunk_of, prepared)
     assert first > second
     group = lanes.make_group(prepared, backend.start_jax(configs[0]))
     inputs = lanes.make_arrays(group, prepared).inputs

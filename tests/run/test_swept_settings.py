@@ -5,6 +5,7 @@ a setting from the first of its runs would give the others that value.
 """
 
 import hashlib
+import itertools
 import pathlib
 from typing import Any
 
@@ -16,7 +17,9 @@ from tsfl_jax import config
 from tsfl_jax.config import READERS, SETTINGS
 from tsfl_jax.prepare.prepare import prepare_all
 from tsfl_jax.run import lanes
+from tsfl_jax.types import UserError
 
+BASIC = config.Config()
 TABLES = ("schedule.trace", "timeline.speeds", "timeline.availability")  # CSV files
 ONLINE = "client,start,end\n1,0,12\n1,20,inf\n"
 BASE = {
@@ -54,7 +57,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "partition.common": {"partition.iid_share": 0.5},
     "partition.least_size": {
         "partition.kind": "class_dirichlet",
-        "schedule.data_size": config.Config().schedule.data_size,
+        "schedule.data_size": BASIC.schedule.data_size,
     },
     "schedule.tau": {"schedule.kind": "explicit", "schedule.tau": (2,)},
     "schedule.tau_groups": {
@@ -85,7 +88,7 @@ COMPANIONS |= dict.fromkeys(
     (name for name in SETTINGS if name.startswith("quadratic.")),
     {"data.name": "quadratic", "model.name": "quadratic", "data.shape": (3,)}
     | dict.fromkeys(("data.train_size", "data.test_size"), 0)
-    | {"model.hidden": config.Config().model.hidden},
+    | {"model.hidden": BASIC.model.hidden},
 )
 # Values of settings that are texts or tuples, and where the next number says nothing.
 VALUES: dict[str, Any] = {
@@ -126,7 +129,7 @@ VALUES: dict[str, Any] = {
 def value_of(name: str, settings: dict[str, Any]) -> Any:
     """Another value than that of the settings, within the declared range."""
     kind, known = SETTINGS[name]
-    value = settings.get(name, config.get(config.Config(), name))
+    value = settings.get(name, config.get(BASIC, name))
     if name in VALUES:
         return VALUES[name]
     if known.choices:
@@ -151,10 +154,7 @@ def companions_of(name: str) -> dict[str, Any]:
         settings |= companions_of(by)
         if not values:
             settings[by] = value_of(by, settings)
-        elif (
-            settings.get(by, BASE.get(by, config.get(config.Config(), by)))
-            not in values
-        ):
+        elif settings.get(by, BASE.get(by, config.get(BASIC, by))) not in values:
             settings[by] = values[0]
     return settings
 
@@ -169,33 +169,58 @@ def written(point: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     return point
 
 
-def all_points() -> list[dict[str, Any]]:
-    """Points of a sweep: each setting with its companions alone, then changed."""
-    points: list[dict[str, Any]] = []
+def joint(base: config.Config, first: dict, changes: list[tuple]) -> list[dict]:
+    """As few points as possible with all changes that leave a run in its program."""
+    point = first | dict(changes)
+    try:
+        runs = prepare_all([config.replace(base, p) for p in (first, point)])
+        if len(lanes.group(runs)) == 1:
+            return [point]
+    except UserError:
+        pass  # two changes do not go together
+    half = len(changes) // 2
+    parts = (changes[:half], changes[half:]) if half else ()
+    return [point for part in parts for point in joint(base, first, part)]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> list[list[dict[str, Any]]]:
+    """Points that share a program: companions alone, and with settings changed."""
+    folder, base = tmp_path_factory.mktemp("tables"), config.replace(BASIC, BASE)
+    cases: dict[str, tuple[dict, list]] = {}
     for name in SWEPT:
         first = companions_of(name)
-        for point in (first, first | {name: value_of(name, BASE | first)}):
-            if point not in points:
-                points.append(point)
-    return points
+        changes = written({name: value_of(name, BASE | first)}, folder)
+        first = written(first, folder)
+        cases.setdefault(str(first), (first, []))[1].extend(changes.items())
+    points = []
+    for first, changes in cases.values():
+        # Few at once, so that none hides what another one does.
+        parts = (changes[i : i + 4] for i in range(0, len(changes), 4))
+        points += [first, *itertools.chain(*(joint(base, first, c) for c in parts))]
+    groups = lanes.group(prepare_all([config.replace(base, p) for p in points]))
+    shared = [
+        [points[i] for i in (group[0], *group[k : k + 20])]
+        for group in groups
+        for k in range(1, len(group), 20)
+    ]
+    assert len({name for point in itertools.chain(*shared) for name in point}) > 60
+    return shared
 
 
 @pytest.mark.slow
-def test_a_run_of_a_sweep_is_the_single_run(tmp_path):
-    """Of those that share a program with another one; alone it is the single run's."""
-    base, histories = config.replace(config.Config(), BASE), {}
-    points = [written(point, tmp_path) for point in all_points()]
-    groups, _ = lanes.group(prepare_all([config.replace(base, p) for p in points]))
-    assert len(groups) < len(points) / 2
-    points = [points[i] for group in groups if len(group) > 1 for i in group]
+@pytest.mark.parametrize("part", range(4))
+def test_a_run_of_a_sweep_is_the_single_run(programs, part):
+    """The first of a program would give the others its settings."""
+    base, histories = config.replace(BASIC, BASE), {}
+    groups = programs[part::4]
+    points = list(itertools.chain(*groups))
     tsfl_jax.sweep(base, points, watch=histories.update)
-    later = [run for group in groups if len(group) > 1 for run in range(len(group))]
-    for run, point in enumerate(points):
-        if later[run]:  # the first of a group would give the others its settings
-            single = tsfl_jax.simulate(config.replace(base, point)).history
-            swept = histories[run] | {"samples": histories[run]["samples"].sum(axis=1)}
-            assert {*swept} - {"seconds", "tau"} == {*single}
-            for name, values in single.items():
-                np.testing.assert_array_equal(
-                    swept[name], values, err_msg=f"{point} {name}"
-                )
+    later = [run > 0 for group in groups for run in range(len(group))]
+    for run, point in itertools.compress(enumerate(points), later):
+        single = tsfl_jax.simulate(config.replace(base, point)).history
+        swept = histories[run] | {"samples": histories[run]["samples"].sum(axis=1)}
+        assert {*swept} - {"seconds", "tau"} == {*single}
+        for name, values in single.items():
+            message = f"{point} {name}"
+            np.testing.assert_array_equal(swept[name], values, err_msg=message)

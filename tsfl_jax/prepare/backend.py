@@ -102,10 +102,6 @@ def use_cache(choice: str) -> pathlib.Path | None:
     Returns:
       The folder in use; None: no cache.
     """
-    if not choice.strip():  # as a path this would be the current folder
-        raise UserError(
-            "--config.compile_cache is empty: expected a folder, 'auto' or 'off'"
-        )
     configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
     if choice == "off" or (choice == "auto" and configured):
         return pathlib.Path(configured) if configured else None

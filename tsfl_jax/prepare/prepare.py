@@ -15,14 +15,13 @@ from jaxtyping import Bool, Int
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, seeds_of, validate, with_sections
-from tsfl_jax.data import in_memory, partition
+from tsfl_jax.data import client_test, in_memory, partition
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
-from tsfl_jax.models import precision
 from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.network import Network, curvature_of, make_network
@@ -61,7 +60,7 @@ class Prepared(NamedTuple):
     uplinks: Chain  # what updates pass on their way to the server
     hparams: HParams
     mapping: str  # "sequential" or "vmap"
-    held_out: Int[np.ndarray, "V"] | None  # validation samples; None: there are none
+    held_out: Int[np.ndarray, "V"]  # validation samples
     tested: ClientTest | None  # clients that are scored; None: none
     custom: Custom  # without its dataset, which is the one above
     custom_data: str  # the digest of that dataset before it was skewed; "": loaded
@@ -150,21 +149,14 @@ def load_dataset(config: Config) -> Dataset:
 
 
 def _mapping_of(
-    config: Config, network: Network, steps: Int[np.ndarray, "T N"], times: Schedule
+    config: Config, network: Network, steps: Int[np.ndarray, "T N"]
 ) -> tuple[str, tuple[str, ...]]:
-    """The mapping for this work, and notes on both.
+    """The mapping for this work, and notes on it.
 
     Side by side on a CPU only for one device by choice: there the last bits depend on
     how many devices share the clients, which must not follow from the machine.
     """
     mapping, _ = backend.implementation(jax.default_backend(), config.mapping)
-    notes = ()
-    if not config.train_all:
-        notes += (
-            "train_all=False: clients whose weight is 0 are not trained, so that "
-            "train_loss, samples, num_discarded are of the others (side by side this "
-            "saves no time)",
-        )
     is_free = config.mapping == "auto" and config.devices == 1
     params = network.params["params"]
     if (
@@ -173,12 +165,12 @@ def _mapping_of(
         or config.client_block
         or not backend.cheaper_side_by_side(params, steps, config.batch_size)
     ):
-        return mapping, notes
+        return mapping, ()
     note = (
         f"a small network and at most {steps.max():,} steps for a client: clients are "
         "trained side by side, equal to --config.mapping=sequential within rounding"
     )
-    return "vmap", (note, *notes)
+    return "vmap", (note,)
 
 
 def _steps(times: Schedule, batch_size: int, iteration: str) -> Int[np.ndarray, "T N"]:
@@ -244,15 +236,6 @@ def accepted(config: Any, **custom: Any) -> tuple[Config, Custom]:
     return config, parts
 
 
-def _rule_hparams(
-    config: Config, custom: Custom, rule: Aggregator, times: Schedule, network: Network
-) -> tuple[HParams, tuple[str, ...]]:
-    """The sweepable scalars, and notes on rule and optimizer."""
-    hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
-    params = network.params["params"]
-    return hparams, rule_settings.notes(config, custom, rule, hparams, params, times)
-
-
 def prepare(config: Config, **custom: Any) -> Prepared:
     """Validate a config, and draw and make everything of its experiment.
 
@@ -287,17 +270,19 @@ def prepare_validated(
     rule_settings.check(config, rule)
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
-    fixed = _fixed_samples(config, custom, loaded)
+    fixed = splits.fix_samples(config, custom.partition, loaded)
     workload = draw_workload(config, fixed.num_samples, custom.sampler)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
-    network, start = _network_of(config, custom, loaded, traced)
-    hparams, rule_notes = _rule_hparams(config, custom, rule, times, network)
+    network = make_network(config, loaded, custom, traced)
+    network, start = trained.started(config.model, custom.params, network)
+    hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
     _link_states(uplinks, network, hparams)  # each link checks the network
     split, dataset, tested = _split_of(
         config, loaded, fixed, workload, network, uplinks
     )
-    mapping, mapping_notes = _mapping_of(config, network, steps, times)
+    digest = digest if dataset is loaded else ""
+    mapping, mapping_notes = _mapping_of(config, network, steps)
     metrics = dict(network.model.metrics)
     return Prepared(
         config=config,
@@ -316,42 +301,13 @@ def prepare_validated(
         tested=tested,
         custom=custom._replace(dataset=None, params=None, metrics=metrics),
         custom_data=custom_digest,
-        fingerprints=_fingerprints(
-            dataset, digest if dataset is loaded else "", split, fixed.held_out, tested
-        )
+        fingerprints=_fingerprints(dataset, digest, split, fixed.held_out, tested)
         | schedule_fingerprints(times, config.timeline)
         | (start or custom_hooks.start_of(custom.model)),
         notes=(*times.notes, *split.notes)
         + splits.small_clients(config.batch_size, workload.num_samples)
-        + (*rule_notes, *network.notes, *mapping_notes),
-    )
-
-
-def _network_of(
-    config: Config, custom: Custom, dataset: Dataset, traced: dict[str, Network] | None
-) -> tuple[Network, dict[str, str]]:
-    """The network in its precision with its w⁰, and a digest of that if it is given."""
-    _, form = backend.implementation(
-        jax.default_backend(), config.mapping, config.convolution
-    )
-    network = make_network(
-        config.model, config.quadratic, form, dataset, custom, traced
-    )
-    model = precision.with_precision(network.model, config.precision)
-    return trained.started(config.model, custom.params, network._replace(model=model))
-
-
-def _fixed_samples(
-    config: Config, custom: Custom, dataset: Dataset
-) -> splits.FixedSamples:
-    """Validation samples, and what is known of the split before the workload."""
-    return splits.fix_samples(
-        config.partition,
-        custom.partition,
-        dataset,
-        config.num_clients,
-        config.data.validation,
-        seeds_of(config).split,
+        + rule_settings.notes(config, rule, times)
+        + (*network.notes, *mapping_notes),
     )
 
 
@@ -364,18 +320,20 @@ def _split_of(
     uplinks: Chain,
 ) -> tuple[Partition, Dataset, ClientTest | None]:
     """Who holds which samples, these as the clients have them, and who is scored."""
-    seed, drawn = seeds_of(config).split, workload.drawn
-    capacity = workload.num_samples.astype(np.int32)
+    drawn, capacity = workload.drawn, workload.num_samples.astype(np.int32)
     among = drawn if config.cohort.size else None
-    split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
-    share = config.partition.label_noise
-    dataset = partition.mislabeled(loaded, split, share, seed)
-    # Clients that never work have no layers of their own.
-    is_personal = any(link.is_personal for link in uplinks)
-    owners = drawn if is_personal else np.arange(config.num_clients)
-    tested = splits.client_test(
-        config.evaluation, dataset, split, drawn, owners, network.model.classifies
-    )
+    split = splits.draw_split(config, loaded, fixed, capacity, among)
+    noise, seed = config.partition.label_noise, seeds_of(config).split
+    dataset = partition.mislabeled(loaded, split, noise, seed)
+    number, tested = config.evaluation.number, None
+    if config.evaluation.clients == "labels":
+        classifies = network.model.classifies
+        tested = client_test.by_labels(dataset, split, drawn, classifies, number)
+    elif config.evaluation.clients == "own":
+        # Clients that never work have no layers of their own.
+        is_personal = any(link.is_personal for link in uplinks)
+        owners = drawn if is_personal else np.arange(config.num_clients)
+        tested = client_test.by_owner(dataset, owners, number)
     return split, dataset, tested
 
 
@@ -400,7 +358,7 @@ def _fingerprints(
     dataset: Dataset,
     digest: str,
     split: Partition,
-    held_out: Int[np.ndarray, "V"] | None,
+    held_out: Int[np.ndarray, "V"],
     tested: ClientTest | None,
 ) -> dict[str, str]:
     """Digests of the samples by what they are; `digest` of the data, if it is known."""
@@ -411,9 +369,11 @@ def _fingerprints(
         "split": data.fingerprint(split.indices, split.capacity),
     }
     # What only some runs have.
-    arrays = {"client tests": tested and tested.group, "validation": held_out}
-    arrays = {n: a for n, a in arrays.items() if a is not None}
-    return digests | {n: data.fingerprint(a) for n, a in arrays.items()}
+    if tested and tested.group is not None:
+        digests["client tests"] = data.fingerprint(tested.group)
+    if len(held_out):
+        digests["validation"] = data.fingerprint(held_out)
+    return digests
 
 
 def schedule_fingerprints(times: Schedule, settings: Any) -> dict[str, str]:
@@ -434,7 +394,7 @@ def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:
     config = prepared.config
     if config.timeline.framework != "none":
         period = config.eval_every * config.schedule.interval_seconds
-        return deliveries.evaluated(prepared.workload.seconds, period)
+        return deliveries.evaluated(prepared.workload.schedule.seconds, period)
     intervals = np.arange(1, config.num_intervals + 1)
     return (intervals % config.eval_every == 0) | (intervals == config.num_intervals)
 

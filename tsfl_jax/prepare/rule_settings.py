@@ -13,14 +13,13 @@ from tsfl_jax.config import COMMON, READERS, Config, chosen_parts, get
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.partition import PARTITIONS
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.engine import optimizers
 from tsfl_jax.prepare import weighting
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle
 from tsfl_jax.sections import ConstantsConfig
-from tsfl_jax.types import Constants, Dataset, HParams, Params, Schedule, UserError
+from tsfl_jax.types import Constants, Dataset, HParams, Schedule, UserError
 from tsfl_jax.uplink import chain_of
 
 
@@ -219,42 +218,15 @@ def check_needs(config: Config, rule: Aggregator, custom: Custom) -> None:
         )
 
 
-# Settings that only the package's own SGD is sure to read → the hyper-parameter.
-_OF_SGD = {n: n for n in ("momentum", "clip_norm", "lr")} | {"lr_schedule": "lr"}
-
-
-def notes(
-    config: Config,
-    custom: Custom,
-    rule: Aggregator,
-    hparams: HParams,
-    params: Params,
-    times: Schedule,
-) -> tuple[str, ...]:
-    """What rule and optimizer do in this run that their settings do not say.
+def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
+    """What the chosen components say of this run, which their settings do not.
 
     Raises:
-      UserError: a rule that cannot work with so few clients per update; an optimizer
-        that fails.
+      UserError: a rule that cannot work with so few clients per update.
     """
     lines = []
     for kind in sections(config, rule):
         if hasattr(kind, "notes"):
             values: Any = getattr(config, section_of(kind))
             lines += kind.notes(values, config, rule, times)
-    changed = _changed(config, _OF_SGD)
-    if custom.optimizer is not None and custom.client_step is None and changed:
-        factory = optimizers.as_factory(custom.optimizer)
-        read = optimizers.check(factory, hparams, params)
-        if (
-            custom.aggregator
-            or rule.mixing.uses_constants
-            or rule.mixing.uses_gradients
-        ):
-            read |= {"lr"}  # by the rule
-        lines += [
-            f"{name}={get(config, name)} has no effect: optimizer= does not read it"
-            for name, field in _OF_SGD.items()
-            if name in changed and field not in read
-        ]
     return tuple(lines)

@@ -118,7 +118,8 @@ def train(
     Raises:
       KeyboardInterrupt: `stop` was true.
     """
-    for chunk in compiled.chunks(arrays, progress.state, int(progress.finished)):
+    arrays = arrays._replace(start=progress.state)
+    for chunk in compiled.chunks(arrays, int(progress.finished)):
         # Nothing more happens to a single run that has lost its model.
         diverged = chunk.history.diverged
         is_lost = len(diverged) == 1 and bool(diverged[0, -1])

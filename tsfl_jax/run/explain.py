@@ -21,8 +21,8 @@ from tsfl_jax.prepare.prepare import (
 from tsfl_jax.prepare.workload import Workload
 from tsfl_jax.report.gantt import Timeline, figure_of, gantt, losses, window
 from tsfl_jax.run import memory
-from tsfl_jax.run.call_length import chunk_of
 from tsfl_jax.run.identity import labels_of, values_of
+from tsfl_jax.run.program import chunk_of
 from tsfl_jax.timeline import FRAMEWORKS, deliveries, segments
 from tsfl_jax.timeline.cohort import CHOOSING
 from tsfl_jax.timeline.trace import Trace
@@ -36,10 +36,6 @@ class Work(NamedTuple):
 
     deliveries: Int[np.ndarray, "N"]  # of each client, of cohorts those who ever work
     iterations: Int[np.ndarray, "N"]  # local iterations of each of them that count
-    mean_tau: float  # of a delivery; NaN: none
-    degree: float  # δ of an update's local iterations, the mean of all updates
-    mean_staleness: float  # global updates since the model a delivery started from
-    max_staleness: int
     samples: int  # trained on
     steps: int  # mini-batch steps of all clients
 
@@ -47,25 +43,25 @@ class Work(NamedTuple):
 class Explanation(NamedTuple):
     """All that is known before training; shows itself as ``tsfl explain`` does."""
 
-    settings: dict[str, Any]  # by name, {"data.name": "mnist"}
-    labels: dict[str, Any]
-    updates: int
-    seconds: float  # virtual, until the last update
-    parameters: int
-    data: str  # the data set in one line, with what a network sees
+    prepared: Prepared
+    mesh: Mesh
     work: Work
     timeline: Timeline
     memory: dict[str, int]  # bytes on every device, estimated
-    devices: str
-    width: int  # models trained side by side on a device
-    updates_per_call: int
-    schedule: Schedule  # τ and samples of each client in each update
-    trace: Trace | None  # which client delivers what when; None: no virtual clock
-    notes: tuple[str, ...] = ()  # what a user should know before the run
+
+    @property
+    def schedule(self) -> Schedule:
+        """τ and samples of each client in each update."""
+        return self.prepared.workload.schedule
+
+    @property
+    def trace(self) -> Trace | None:
+        """Which client delivers what when; None: no virtual clock."""
+        return self.prepared.workload.trace
 
     def __repr__(self) -> str:
         """Notes, the text and the chart of ``tsfl explain``."""
-        notes = "".join(f"note: {note}\n" for note in self.notes)
+        notes = "".join(f"note: {note}\n" for note in self.prepared.notes)
         return f"{notes}{text(self)}\n\n{self.chart()}"
 
     def chart(self, end: float = 0.0, width: int = _COLUMNS) -> str:
@@ -79,7 +75,7 @@ class Explanation(NamedTuple):
 
     def plot(self) -> Any:
         """The timeline of the first updates as a Matplotlib figure."""
-        return figure_of(self.timeline, self.settings)
+        return figure_of(self.timeline, values_of(self.prepared))
 
 
 def explain(config: Config, **custom: Any) -> Explanation:
@@ -99,29 +95,13 @@ def explain(config: Config, **custom: Any) -> Explanation:
     """
     config, parts = accepted(config, **custom)
     mesh = backend.start_jax(config)
-    return of_prepared(prepare_validated(config, parts), mesh)
-
-
-def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
-    """Explain a prepared experiment on the devices of a mesh."""
-    settings, times = values_of(prepared), prepared.workload.schedule
-    width = _width(prepared, mesh)
+    prepared = prepare_validated(config, parts)
     return Explanation(
-        settings=settings,
-        labels=labels_of(prepared),
-        updates=len(prepared.steps),
-        seconds=float(prepared.workload.seconds[-1]),
-        parameters=prepared.network.size,
-        data=repr(prepared.dataset),
+        prepared=prepared,
+        mesh=mesh,
         work=_work_of(prepared),
         timeline=_timeline(prepared.workload),
-        memory=memory.estimate(prepared, mesh.size, width),
-        devices=f"{mesh.size} × {mesh.devices.flat[0].platform.upper()}",
-        width=width,
-        updates_per_call=chunk_of(prepared),
-        schedule=times,
-        trace=prepared.workload.trace,
-        notes=prepared.notes,
+        memory=memory.estimate(prepared, mesh.size, _width(prepared, mesh)),
     )
 
 
@@ -133,25 +113,17 @@ def _width(prepared: Prepared, mesh: Mesh) -> int:
 
 
 def _work_of(prepared: Prepared) -> Work:
-    times, settings = prepared.workload.schedule, values_of(prepared)
-    works, lag = times.tau > 0, deliveries.staleness(times)
+    times, batch_size = prepared.workload.schedule, prepared.config.batch_size
     places = prepared.workload.places
     clients, delivers = len(prepared.partition.capacity), deliveries.claimed(times) > 0
     iterations = np.bincount(places[delivers], times.tau[delivers], clients)  # < 2⁵³
-    # Under a framework, clients that do not deliver are still at work.
-    counts = works if times.snapshots else np.ones_like(works)
-    degrees = [t[c].var() for t, c in zip(times.tau, counts, strict=True) if c.any()]
     # A pass has ⌈|D|/B⌉ batches, of which only the last one may be short.
-    batches = -(-times.size.astype(np.int64) // settings["batch_size"])
+    batches = -(-times.size.astype(np.int64) // batch_size)
     passes, steps = np.divmod(prepared.steps.astype(np.int64), batches)
     return Work(
         deliveries=np.bincount(places[delivers], minlength=clients),
         iterations=iterations.astype(np.int64),
-        mean_tau=float(times.tau[works].mean()) if works.any() else float("nan"),
-        degree=float(np.mean(degrees)) if degrees else 0.0,
-        mean_staleness=float(lag.mean()) if lag.size else 0.0,
-        max_staleness=int(lag.max(initial=0)),
-        samples=int((passes * times.size + steps * settings["batch_size"]).sum()),
+        samples=int((passes * times.size + steps * batch_size).sum()),
         steps=int(prepared.steps.sum(dtype=np.int64)),
     )
 
@@ -179,70 +151,59 @@ def _range(values: np.ndarray) -> str:
     return f"min {low:,}, mean {middle}, max {high:,}"
 
 
-def _memory_text(rows: dict[str, int]) -> str:
-    """Bytes by purpose, the largest first."""
-    ordered = sorted(rows.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {memory.size_text(count)}" for name, count in ordered)
-
-
 def _clients_text(plan: Explanation) -> str:
     """How many clients there are, of cohorts also how many at a time and ever."""
-    s, ever = plan.settings, len(plan.work.deliveries)
-    clients = s["num_clients"]
-    if not s["cohort.size"]:
-        return f"{clients:,} clients"
-    words = f"{s['cohort.size']:,} of {clients:,} clients at a time"
-    if s["cohort.sampler"] in CHOOSING:
+    config, ever = plan.prepared.config, len(plan.work.deliveries)
+    if not config.cohort.size:
+        return f"{config.num_clients:,} clients"
+    words = f"{config.cohort.size:,} of {config.num_clients:,} clients at a time"
+    if config.cohort.sampler in CHOOSING:
         words += f", chosen of {plan.schedule.tau.shape[1]:,} candidates"
     return f"{words}, {ever:,} ever"
 
 
-def text(plan: Explanation, compiled: dict[str, int] | None = None) -> str:
-    """Format an explanation as text, in lines of at most 99 characters.
-
-    Args:
-      plan: from `explain`.
-      compiled: bytes as the compiler reports them, `program.Compiled.memory`; None:
-        not compiled.
-    """
-    s, work, line = plan.settings, plan.work, plan.timeline
+def text(plan: Explanation) -> str:
+    """Format an explanation as text, in lines of at most 99 characters."""
+    s, work, line = values_of(plan.prepared), plan.work, plan.timeline
+    labels, times = labels_of(plan.prepared), plan.schedule
     table = {"run": f"schedule {s['schedule.kind']}"}
     if line.seconds:
         framework = s["timeline.framework"]
         names = FRAMEWORKS[framework].settings
         values = ", ".join(f"{n.split('.')[1]}={s[n]}" for n in names if n in s)
         table = {"run": f"framework {framework} ({values})"}
+    updates, seconds = len(times.tau), times.seconds[-1]
+    lag, tau = deliveries.staleness(times), times.tau[times.tau > 0]
     table |= {
-        "algorithm": f"{plan.labels['algorithm']} on {plan.labels['data']}, "
+        "algorithm": f"{labels['algorithm']} on {labels['data']}, "
         f"{_clients_text(plan)}",
-        "data": plan.data,
-        "network": f"{plan.labels['model']}, {plan.parameters:,} parameters, "
+        "data": repr(plan.prepared.dataset),
+        "network": f"{labels['model']}, {plan.prepared.network.size:,} parameters, "
         f"batches of {s['batch_size']}",
-        "updates": f"{plan.updates:,} in {plan.seconds:,.6g} virtual seconds, one in "
-        f"{plan.seconds / plan.updates:.4g} s",
+        "updates": f"{updates:,} in {seconds:,.6g} virtual seconds, one in "
+        f"{seconds / updates:.4g} s",
         "deliveries": f"per client: {_range(work.deliveries)}",
-        "iterations": f"τ per delivery: mean {work.mean_tau:.3g}, at most {line.most};"
-        f" δ {work.degree:.3g}",
-        "": f"per client in all: {_range(work.iterations)}",
-        "staleness": f"mean {work.mean_staleness:.3g}, "
-        f"max {work.max_staleness} updates",
+        "iterations": f"τ per delivery: mean {tau.mean():.3g}, at most {line.most}; "
+        f"per client in all: {_range(work.iterations)}",
     }
+    if lag.any():
+        table["staleness"] = f"mean {lag.mean():.3g}, max {lag.max()} updates"
     if line.seconds:
         shares = [f"{k} {100 * v:.1f} %" for k, v in line.shares.items() if v]
         table["clients' time"] = ", ".join(shares)
         if lost := len(losses(line, math.inf)):
             table["lost"] = f"{lost:,} of {len(line.tasks):,} tasks lost or given up"
-    side = "one after another" if plan.width == 1 else f"{plan.width} side by side"
-    total = memory.size_text(sum(plan.memory.values()))
+    width, platform = _width(plan.prepared, plan.mesh), plan.mesh.devices.flat[0]
+    side = "one after another" if width == 1 else f"{width} side by side"
+    total, size_text = sum(plan.memory.values()), memory.size_text
+    largest = sorted(plan.memory.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {size_text(count)}" for name, count in largest)
     table |= {
         "training": f"{work.samples:,} samples in {work.steps:,} mini-batch steps",
-        "devices": f"{plan.devices}, clients {side}, {plan.updates_per_call} updates "
-        "per compiled call",
-        "memory": f"≥ {total} on a device, without activations; "
-        f"{_memory_text(plan.memory)}",
+        "devices": f"{plan.mesh.size} × {platform.platform.upper()}, clients {side}, "
+        f"{chunk_of(plan.prepared)} updates per compiled call",
+        "memory": f"≥ {size_text(total)} on a device, without activations; {parts}",
     }
-    if compiled is not None:
-        table["  compiled"] = _memory_text(compiled)
     return "\n".join(
         textwrap.fill(f"{n:<{_NAME}}{words}", _COLUMNS, subsequent_indent=" " * _NAME)
         for n, words in table.items()

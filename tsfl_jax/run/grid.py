@@ -39,32 +39,30 @@ def values(text: str, kind: type, argument: str) -> list:
     """
     numbers = []
     for part in map(str.strip, re.split(r",(?![^(]*\))", text)):
-        spaced = _SPACED.fullmatch(part)
-        if kind in (int, float) and spaced:
-            numbers += _spaced(spaced[1], spaced[2].split(","), kind, argument)
-        elif kind in (int, float) and ":" in part:
+        is_number, spaced = kind in (int, float), _SPACED.fullmatch(part)
+        if is_number and spaced:
+            space = _spaced(spaced[1], spaced[2].split(","), argument)
+            numbers += [_rounded(number, kind) for number in space]
+        elif is_number and ":" in part:
             numbers += _range(part.split(":"), kind, argument)
         else:
             numbers.append(value(part, kind, argument))
     return numbers
 
 
-def _spaced(name: str, texts: list[str], kind: type, argument: str) -> list:
+def _spaced(name: str, texts: list[str], argument: str) -> np.ndarray:
     """``lin(first,last,count)`` or ``log(first,last,count)``, with both ends."""
     numbers = [value(text, float, argument) for text in texts]
+    *ends, count = numbers
     least = 0 if name == "log" else -math.inf
-    if (
-        len(numbers) != 3
-        or not all(least < end < math.inf for end in numbers[:2])
-        or numbers[2] not in range(2, MOST_RUNS + 1)
-    ):
+    is_finite = all(least < end < math.inf for end in ends)
+    if len(ends) != 2 or not is_finite or count not in range(2, MOST_RUNS + 1):
         raise UserError(
-            f"{argument}: expected {name}(first,last,count), a count from 2 to "
-            f"{MOST_RUNS:,}{' and ends > 0; lin takes any' * (name == 'log')}"
+            f"{argument}: expected {name}(first,last,count) with a count from 2 to "
+            f"{MOST_RUNS:,}, of log with ends > 0"
         )
-    space = np.geomspace if name == "log" else np.linspace
-    first, last, count = numbers
-    return [_rounded(number, kind) for number in space(first, last, int(count))]
+    space: Any = np.geomspace if name == "log" else np.linspace
+    return space(*ends, int(count))
 
 
 def _range(texts: list[str], kind: type, argument: str) -> list:
@@ -94,15 +92,14 @@ def parse(texts: Iterable[str], flag: str = "--sweep") -> dict[str, list]:
     """
     axes: dict[str, list] = {}
     for text in texts:
-        name, equals, listed = text.partition("=")
-        name, argument = name.strip(), f"{flag}={text}"
-        if not equals:
-            raise UserError(f"{argument}: expected setting=values, such as seed=0:10")
-        if name in axes:
+        name, equals, listed = map(str.strip, text.partition("="))
+        argument = f"{flag}={text}"
+        if not equals or name in axes:
             raise UserError(
-                f"{argument}: {name} is given twice; give its values at once"
+                f"{argument}: expected setting=values, each setting once, such as "
+                "seed=0:10"
             )
-        axes[name] = values(listed.strip(), kind_of(name, argument), argument)
+        axes[name] = values(listed, kind_of(name, argument), argument)
         check({name: axes[name]}, argument)
     return axes
 
@@ -161,14 +158,12 @@ def check(
         if isinstance(axis, str) or not isinstance(axis, Iterable):
             raise UserError(f"{text}: expected a list of values, got {axis!r}")
         # Neither a generator without end nor range(10**10) is turned into a list.
-        listed = list(itertools.islice(axis, MOST_RUNS + 1))
-        if len(listed) > MOST_RUNS:
-            raise UserError(f"{text}: more than {MOST_RUNS:,} runs")
-        listed = [_plain(v, kind) for v in listed]
-        if not listed:
-            raise UserError(f"{text}: no values; a range is first:end")
-        if len(set(map(str, listed))) < len(listed):
-            raise UserError(f"{text}: a value is given twice in {listed}")
+        listed = [_plain(v, kind) for v in itertools.islice(axis, MOST_RUNS + 1)]
+        if not 0 < len(listed) <= MOST_RUNS or len({*map(str, listed)}) < len(listed):
+            raise UserError(
+                f"{text}: no values, more than {MOST_RUNS:,}, or one twice; a range is "
+                "first:end"
+            )
         checked[name] = listed
     return checked
 
@@ -199,15 +194,13 @@ def points(
         product = itertools.product(*axes.values())
         listed = [dict(zip(axes, point, strict=True)) for point in product if axes]
     else:
-        is_list = isinstance(swept, Iterable) and not isinstance(swept, str)
-        listed: list[Any] = list(swept) if is_list else [swept]
+        listed: list[Any] = [*swept] if isinstance(swept, Iterable) else [swept]
         for point in listed:
             if not isinstance(point, Mapping):
                 raise UserError(f"sweep: expected settings as a dict, got {point!r}")
-        listed = [
-            {n: v for n, (v,) in check(axes, settings=settings).items()}
-            for axes in ({n: [v] for n, v in point.items()} for point in listed)
-        ]
+        singles = ({n: [v] for n, v in point.items()} for point in listed)
+        checked = (check(axes, settings=settings) for axes in singles)
+        listed = [{n: v for n, (v,) in axes.items()} for axes in checked]
     if not listed:
         raise UserError("sweep: no points; expected for example {'seed': range(5)}")
     return listed

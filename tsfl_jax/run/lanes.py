@@ -5,7 +5,7 @@ arguments; what changes shapes or the network makes another group, with a progra
 its own. A single run is a group of one.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,32 +20,21 @@ from tsfl_jax.prepare.prepare import Prepared, counts_of
 from tsfl_jax.prepare.rule_settings import arrays as settings_arrays
 from tsfl_jax.run import initial_estimates
 from tsfl_jax.run import program as programs
-from tsfl_jax.run.program_key import ProgramKey, causes_of, keys_of, rules_of
+from tsfl_jax.run.program_key import keys_of, rules_of
 
 ONE_CALL = 4  # runs one after another: a killed call loses their work
 
 
-def group(
-    prepared_runs: Sequence[Prepared], finished: Collection[int] = ()
-) -> tuple[list[list[int]], list[str]]:
-    """Group experiments that share a program.
-
-    A group in which all have finished is left out. The finished ones of a group belong
-    to it all the same, so that an interrupted call goes on in its program.
-
-    Returns:
-      Indices of each group, in order of appearance; and why there is more than one
-      group: the settings that differ between them.
-    """
-    keys: list[ProgramKey] = []
+def group(prepared_runs: Sequence[Prepared]) -> list[list[int]]:
+    """Indices of the experiments that share a program, in order of appearance."""
+    keys: list[Any] = []
     groups: list[list[int]] = []
     for index, key in enumerate(keys_of(prepared_runs)):
         if key not in keys:  # a key need not be hashable
             keys.append(key)
             groups.append([])
         groups[keys.index(key)].append(index)
-    unfinished = [members for members in groups if not {*members} <= {*finished}]
-    return unfinished, causes_of(unfinished, prepared_runs)
+    return groups
 
 
 class Group(NamedTuple):
@@ -149,7 +138,7 @@ def single(
 
 
 def _stacked(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees) if trees else None
 
 
 def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.State:
@@ -194,11 +183,12 @@ def _padded(group: Group, array: np.ndarray, *missing_columns: int) -> np.ndarra
 def _make_problem(group: Group, lanes: list[Prepared]) -> scan.Problem:
     """Samples and test set, which runs share, and the arrays of each run."""
     tables, width = [p.partition.indices for p in lanes], group.num_columns
+    held_out = [p.held_out for p in lanes if len(p.held_out)]  # of all lanes, or none
     rows = [_padded(group, table, width - table.shape[1]) for table in tables]
     per_run = {
         "rows": np.stack(rows),
         "client": np.stack([_padded(group, p.workload.drawn) for p in lanes]),
-        "validation": _stacked([programs.held_out_of(p) for p in lanes]),
+        "validation": _stacked([evaluation.make_held_out(v) for v in held_out]),
         "class_index": _stacked([programs.class_index_of(p) for p in lanes]),
         "scored": _stacked([programs.scored_of(p, group.num_scored) for p in lanes]),
     }

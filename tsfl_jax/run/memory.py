@@ -18,52 +18,41 @@ def _bytes(tree: Any) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
-def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
-    """Shapes of the state of so many times the clients; nothing is computed."""
-    model, rules = prepared.network.model, (prepared.rule,)
-    counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
-    clients = times * counts.clients
-    counts = counts._replace(clients=clients, size=np.ones(clients))
-    shape = (1, *prepared.dataset.x_train.shape[1:])
-    x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
-    return jax.eval_shape(
-        lambda x: scan.init_state(
-            model,
-            rules,
-            rng.key(0),
-            x,
-            counts,
-            snapshots,
-            uplinks=prepared.uplinks,
-            hparams=prepared.hparams,
-        ),
-        x,
-    )
-
-
 def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]:
     """Estimate bytes on every device by purpose, from shapes; without activations.
 
     `width` is the number of models that a device trains side by side.
     """
-    dataset, state = prepared.dataset, _state_of(prepared)
+    dataset, slots = prepared.dataset, prepared.slots
+    shape = (1, *dataset.x_train.shape[1:])
+    counts = counts_of(prepared)
+    counts = counts._replace(size=np.ones(counts.clients))
+    state = jax.eval_shape(
+        lambda x: scan.init_state(
+            prepared.network.model,
+            (prepared.rule,),
+            rng.key(0),
+            x,
+            counts,
+            prepared.workload.schedule.snapshots,
+            uplinks=prepared.uplinks,
+            hparams=prepared.hparams,
+        ),
+        jax.ShapeDtypeStruct(shape, input_dtype(dataset)),
+    )
     y_train, y_test = targets.of(dataset)
-    twice = _state_of(prepared, 2)
-    of_clients = _bytes((state.server, state.uplinks))
-    personal = _bytes((twice.server, twice.uplinks)) - of_clients
     model, moved = _bytes(state.params), _bytes(state.params["params"])
     optimizer = jax.eval_shape(
         prepared.optimizer(prepared.hparams).init, state.params["params"]
     )
-    slots = prepared.slots
     rows = {
         "training samples": dataset.x_train.nbytes + y_train.nbytes,
         "index table": prepared.partition.indices.nbytes,
         "test samples": (dataset.x_test.nbytes + y_test.nbytes) // num_devices,
         "global model": model,
         "earlier models": _bytes((state.snapshots, state.broadcast)),
-        "server state": of_clients - personal,
-        "personal state": personal,  # of each client that ever works
+        # Personal ones are of each client that ever works.
+        "state of rule and links": _bytes((state.server, state.uplinks)),
         "clients in training": width * (model + moved + _bytes(optimizer)),
     }
     if prepared.rule.stacks or prepared.config.measure_regret or prepared.waves > 1:

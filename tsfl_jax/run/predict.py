@@ -12,7 +12,6 @@ from tsfl_jax import trees
 from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory, targets
 from tsfl_jax.engine import client, evaluation
-from tsfl_jax.models import precision
 from tsfl_jax.prepare import backend, trained
 from tsfl_jax.prepare.network import make_network
 from tsfl_jax.prepare.prepare import accepted, load_dataset
@@ -43,19 +42,15 @@ def predict(
     config, custom = accepted(config, model=model, dataset=dataset)
     backend.start_jax(config)
     data = load_dataset(config) if dataset is None else in_memory.check(dataset)
-    _, form = backend.implementation(
-        jax.default_backend(), config.mapping, config.convolution
-    )
-    network = make_network(config.model, config.quadratic, form, data, custom)
+    network = make_network(config, data, custom)
     params = trained.fitted(trees.named(params), network.params, "params=")
-    used = precision.with_precision(network.model, config.precision)
-    labels = targets.of(data)[1]
+    labels, model = targets.of(data)[1], network.model
     test = evaluation.make_test_set(data.x_test, labels)
     mean, scale = (jnp.asarray(a, jnp.float32) for a in (data.mean, 1.0 / data.std))
     samples = client.Samples(test.x, test.y, mean, scale)
 
     def outputs(params: Params, x: jax.Array) -> jax.Array:
-        return lax.map(lambda b: used.predict(params, client.scaled(samples, b)), x)
+        return lax.map(lambda b: model.predict(params, client.scaled(samples, b)), x)
 
     batches = np.asarray(jax.jit(outputs)(params, test.x), np.float32)
     return batches.reshape(-1, *batches.shape[2:])[: len(labels)], labels

@@ -5,6 +5,7 @@ The same generator of chunks serves runs and sweeps.
 """
 
 import functools
+import math
 import time
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
@@ -18,9 +19,10 @@ from tsfl_jax.config import seeds_of
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.models import flop
+from tsfl_jax.prepare.custom_hooks import input_dtype
 from tsfl_jax.prepare.prepare import Prepared, evaluated
 from tsfl_jax.report import progress
-from tsfl_jax.run.call_length import chunk_of
 from tsfl_jax.run.program_key import merged_spec, rules_of
 from tsfl_jax.types import HParams, PRNGKey
 
@@ -66,17 +68,14 @@ class Program(NamedTuple):
         """What shapes the program."""
         return self.parts.spec
 
-    def chunk_of_arrays(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
-        """What `run` takes for the chunk from interval `first` on, wherever it is."""
-        part = slice(first, first + self.chunk)
-        inputs = cut_inputs(arrays.inputs, slice(None), part)
-        return state, arrays.key, arrays.hparams, arrays.problem, inputs
-
     def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
         """What `run` takes for the chunk from interval `first` on, on the devices."""
-        *whole, problem, inputs = self.chunk_of_arrays(arrays, state, first)
+        part = slice(first, first + self.chunk)
+        inputs = cut_inputs(arrays.inputs, slice(None), part)
+        whole = state, arrays.key, arrays.hparams
         whole = devices.place(self.mesh, whole, scan.WHOLE)
-        return *whole, problem, devices.place(self.mesh, inputs, scan.INPUTS_SPEC)
+        inputs = devices.place(self.mesh, inputs, scan.INPUTS_SPEC)
+        return *whole, arrays.problem, inputs
 
     def history_shapes(self, arrays: Arrays) -> scan.History:
         """Shapes and types of a call's history ``[L, R, ...]``; nothing is compiled."""
@@ -87,17 +86,9 @@ class Program(NamedTuple):
         """Trace for arrays or shapes; the state is donated."""
         return jax.jit(self.run, donate_argnums=0).lower(*arguments)
 
-    def compile(
-        self,
-        arrays: Arrays,
-        state: scan.State | None = None,
-        stream: IO[str] | None = None,
-    ) -> "Compiled":
-        """Lower and compile for arrays of these shapes, with lines on a stream.
-
-        `state` None: their start.
-        """
-        arguments = self.arguments(arrays, state or arrays.start, 0)
+    def compile(self, arrays: Arrays, stream: IO[str] | None = None) -> "Compiled":
+        """Lower and compile for arrays of these shapes, with lines on a stream."""
+        arguments = self.arguments(arrays, arrays.start, 0)
         progress.log(stream, "compiling …")
         begun = time.perf_counter()
         lowered = self.lower(*arguments)
@@ -116,12 +107,9 @@ class Compiled(NamedTuple):
     lower_seconds: float  # of tracing and lowering
     seconds: float  # of tracing, lowering and compiling
 
-    def chunks(
-        self, arrays: Arrays, state: scan.State | None = None, first: int = 0
-    ) -> Iterator[Chunk]:
-        """Run from interval `first` and `state` to the end; None: ``arrays.start``."""
-        program = self.program
-        now: scan.State = state or arrays.start
+    def chunks(self, arrays: Arrays, first: int = 0) -> Iterator[Chunk]:
+        """Run from interval `first` and ``arrays.start`` to the end."""
+        program, now = self.program, arrays.start
         # Once, not for each call; the state is on the devices after the first one.
         whole = arrays.key, arrays.hparams
         key, hparams = devices.place(program.mesh, whole, scan.WHOLE)
@@ -142,20 +130,66 @@ class Compiled(NamedTuple):
 
     def memory(self) -> dict[str, int]:
         """Bytes on every device as the compiler reports them; {} where it does not."""
-        return memory_of(self.call)
+        analysis = self.call.memory_analysis()
+        if not analysis:
+            return {}
+        return {
+            "arguments": analysis.argument_size_in_bytes,
+            "temporary": analysis.temp_size_in_bytes,
+            # The new state takes the place of the old one.
+            "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        }
 
 
-def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes of a compiled call on every device; {} where the compiler is silent."""
-    analysis = call.memory_analysis()
-    if not analysis:
-        return {}
-    return {
-        "arguments": analysis.argument_size_in_bytes,
-        "temporary": analysis.temp_size_in_bytes,
-        # The new state takes the place of the old one.
-        "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
-    }
+def chunk_of(prepared: Prepared) -> int:
+    """R, the intervals or updates of one compiled call; all calls have the same shape.
+
+    On a timeline R is the number of updates that happen in R intervals on average. The
+    last call is filled up: on a timeline, or where no divisor of T is near R. A run
+    that may end early does so after a call, which then ends with a test.
+    """
+    config, updates = prepared.config, len(prepared.steps)
+    if config.stop.at or config.stop.patience:
+        period = min(config.eval_every, config.num_intervals)
+        return 1 if config.timeline.framework != "none" else period
+    most = min(config.report_every or _by_work(prepared), config.num_intervals)
+    if config.timeline.framework != "none":
+        return -(-updates * most // config.num_intervals)
+    divisor = max(r for r in range(1, most + 1) if updates % r == 0)
+    if 2 * divisor >= most or config.report_every:
+        return divisor
+    return -(-updates // -(-updates // most))
+
+
+_FEW_INTERVALS = 5  # of a call, whatever they cost
+_CALLS = 10  # at least, if there are enough intervals: each has a line of progress
+# A small network on one CPU core: FLOP per second, and seconds that an interval and a
+# mini-batch step take at least. Calls are of about a second.
+FLOP_RATE, INTERVAL_SECONDS, STEP_SECONDS = 5e9, 1e-4, 5e-6
+
+
+def _by_work(prepared: Prepared) -> int:
+    """Intervals of a call that takes about a second; more where they are short.
+
+    The host's part in a call does not depend on its length: for small networks calls of
+    a few intervals would be mostly that. The choice depends on the settings only, never
+    on the machine.
+    """
+    config, network = prepared.config, prepared.network
+    steps = prepared.steps.sum(dtype=np.int64) / config.num_intervals
+    samples = 3 * config.batch_size * steps  # forward once, backward about twice
+    samples += len(prepared.dataset.x_test) / config.eval_every
+    seconds = INTERVAL_SECONDS + STEP_SECONDS * steps
+    most = max(_FEW_INTERVALS, -(-config.num_intervals // _CALLS))
+    weights = sum(math.prod(p.shape) for p in jax.tree.leaves(network.params))
+    # A lower bound first: to count the FLOP of a large network takes a while.
+    if seconds + samples * 2 * weights / FLOP_RATE > 1 / _FEW_INTERVALS:
+        return _FEW_INTERVALS
+    shape = (1, *prepared.dataset.x_test.shape[1:])
+    x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
+    flop_per_sample = flop.count(network.model.predict, network.params, x)
+    seconds += samples * flop_per_sample / FLOP_RATE
+    return int(np.clip(1 / seconds, _FEW_INTERVALS, most))
 
 
 def make_program(members: list[Prepared], mesh: Mesh) -> Program:
@@ -185,12 +219,6 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     )
 
 
-def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
-    """The validation samples in batches, None if there are none."""
-    rows = prepared.held_out
-    return None if rows is None else evaluation.make_held_out(rows)
-
-
 def scored_of(prepared: Prepared, number: int) -> evaluation.Scored | None:
     """Whose own models are tested, filled up to `number`; 0: none stays with them."""
     tested = prepared.tested
@@ -209,9 +237,8 @@ def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
     """All training samples by class, without those for validation; None: not online."""
     if not prepared.config.partition.online:
         return None
-    labels, held_out = prepared.dataset.y_train, prepared.held_out
-    rows = np.arange(len(labels))
-    rows = rows if held_out is None else np.setdiff1d(rows, held_out)
+    labels = prepared.dataset.y_train
+    rows = np.setdiff1d(np.arange(len(labels)), prepared.held_out)
     count = np.bincount(labels[rows]).astype(np.int32)
     first = np.cumsum(count, dtype=np.int32) - count
     order = rows[np.argsort(labels[rows], kind="stable")].astype(np.int32)

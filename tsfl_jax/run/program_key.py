@@ -7,7 +7,7 @@ list of settings decides it.
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +21,6 @@ from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.run.identity import values_of
 from tsfl_jax.run.initial_estimates import when as _when_estimated
 from tsfl_jax.types import parts_of
-from tsfl_jax.uplink.chain import Chain
 
 # Digests of arrays that all runs of a program share.
 _SHARED = ("data", "scale", "first parameters", "client tests")
@@ -33,21 +32,6 @@ _MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {
     "even": all,
     "lr_varies": any,
 }
-
-
-class ProgramKey(NamedTuple):
-    """What experiments must agree on to be runs of one program."""
-
-    spec: ProgramSpec  # without its fields that are merged
-    settings: tuple[tuple[str, Any], ...]  # that shape a program in no other field
-    model: tuple[Any, ...]  # without the function that draws w^0, the first field
-    optimizer: tuple[optimizers.Factory, optimizers.SGDTerms | None]
-    hooks: tuple[int, ...]  # the functions' identities: they need not be hashable
-    uplinks: Chain
-    rule: Any  # what rules that are chosen inside the program must have in common
-    lacks_constants: bool  # that other runs of its rule estimate in every interval
-    arrays: Any  # structure and shapes of the schedule and of samples
-    shared: tuple[str | None, ...]  # digests of what all runs of a program share
 
 
 def spec_of(prepared: Prepared) -> ProgramSpec:
@@ -105,54 +89,41 @@ def merged_spec(members: Sequence[Prepared]) -> ProgramSpec:
     return dataclasses.replace(specs[0], estimates=estimates, **fields)
 
 
-def keys_of(prepared_runs: Sequence[Prepared]) -> list[ProgramKey]:
+def keys_of(prepared_runs: Sequence[Prepared]) -> list[tuple[Any, ...]]:
     """What experiments must agree on to share a program, of each."""
     measured = {p.rule for p in prepared_runs if _when_estimated(p) == "interval"}
     return [_key_of(p, measured) for p in prepared_runs]
 
 
-def _key_of(prepared: Prepared, measured: Collection[Aggregator]) -> ProgramKey:
+def _key_of(prepared: Prepared, measured: Collection[Aggregator]) -> tuple[Any, ...]:
     """One of the keys; of rules in `measured` runs estimate L, G² and σ²."""
     spec, values = spec_of(prepared), values_of(prepared)
     estimates = Estimates((), (), spec.estimates.method)
     declared = [d for k in prepared.sections for d in components.declared(k).items()]
     static = [name for name, (_, setting) in declared if setting.static]
     is_sgd = prepared.optimizer is optimizers.sgd
-    terms = optimizers.terms_of(prepared.hparams) if is_sgd else None
-    digests = prepared.fingerprints
-    return ProgramKey(
-        spec=dataclasses.replace(spec, estimates=estimates, **dict.fromkeys(_MERGED)),
-        settings=tuple(
-            (n, values[n]) for n in ("batch_size", "measure_clients", *static)
-        ),
-        model=tuple(prepared.network.model)[1:],
-        optimizer=(prepared.optimizer, terms),
-        hooks=tuple(map(id, prepared.hooks)),
-        uplinks=prepared.uplinks,
-        rule=_key_of_rule(prepared),
-        lacks_constants=prepared.rule in measured and not _when_estimated(prepared),
-        arrays=_shapes_of(prepared),
-        shared=(*map(digests.get, _SHARED), data.fingerprint(evaluated(prepared))),
+    rule, snapshots = prepared.rule, prepared.workload.schedule.snapshots
+    # Among earlier models, rules share the state that goes with these, and what their
+    # updates are measured against.
+    shared = (rule.server.init, rule.mixing.deltas) if snapshots else ()
+    return (
+        dataclasses.replace(spec, estimates=estimates, **dict.fromkeys(_MERGED)),
+        [values[name] for name in ("batch_size", "measure_clients", *static)],
+        prepared.network.model[1:],  # without the function that draws w^0
+        prepared.optimizer,
+        optimizers.terms_of(prepared.hparams) if is_sgd else None,
+        [*map(id, prepared.hooks)],  # the functions need not be hashable
+        prepared.uplinks,
+        rule if rule.stacks else shared,  # one that stacks has a program of its own
+        rule in measured and not _when_estimated(prepared),  # lacks what others have
+        _shapes_of(prepared),
+        [*map(prepared.fingerprints.get, _SHARED)],
+        data.fingerprint(evaluated(prepared)),
     )
 
 
-def _key_of_rule(prepared: Prepared) -> Any:
-    """A rule that stacks has a program of its own.
-
-    Among earlier models, rules share the state that goes with these, and what their
-    updates are measured against.
-    """
-    rule, snapshots = prepared.rule, prepared.workload.schedule.snapshots
-    if rule.stacks:
-        return rule
-    return (rule.server.init, rule.mixing.deltas) if snapshots else ()
-
-
 def _shapes_of(prepared: Prepared) -> Any:
-    """Structure, shapes and types of a run's arrays.
-
-    Without the numbers of clients and of their samples, which are filled up.
-    """
+    """Of a run's arrays; numbers of clients and samples are filled up and left out."""
     times = prepared.workload.schedule
     schedule = times._replace(notes=())
     leaves, structure = jax.tree.flatten((schedule, prepared.held_out))
@@ -164,24 +135,3 @@ def _shapes_of(prepared: Prepared) -> Any:
         online,  # has an index of samples by class
         getattr(tested, "share", None) is not None,
     )
-
-
-def causes_of(
-    groups: Sequence[Sequence[int]], prepared_runs: Sequence[Prepared]
-) -> list[str]:
-    """Why there is more than one program.
-
-    Returns:
-      The settings that differ between the groups and are constant within each, as
-      "batch_size=8, 16".
-    """
-    if len(groups) < 2:
-        return []
-    values = [[values_of(prepared_runs[i]) for i in group] for group in groups]
-    causes = []
-    for name in values[0][0]:
-        texts = [{str(run.get(name)) for run in group} for group in values]
-        different = dict.fromkeys(text for group in texts for text in group)
-        if len(different) > 1 and all(len(group) == 1 for group in texts):
-            causes.append(f"{name}={', '.join(different)}")
-    return causes or ["what their seeds draw"]

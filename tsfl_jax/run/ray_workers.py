@@ -16,7 +16,7 @@ from tsfl_jax.config import Config, flat, replace, settings_of
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.prepare import adopted
 from tsfl_jax.report import files, progress
-from tsfl_jax.run import grid, shards, sweep_folder, sweeps
+from tsfl_jax.run import grid, shards, sweeps
 from tsfl_jax.types import UserError, one_line, user_code
 
 RETRIES = 5  # of a shard whose worker was lost
@@ -57,7 +57,7 @@ def run(
       address: of the cluster; "": ``$RAY_ADDRESS``, one that runs on this machine, or a
         new one on it.
       workdir: folder that all workers see under this path.
-      stream: gets the number of runs that have finished.
+      stream: gets the number of workers.
       stop: asked every second; True ends the workers and raises KeyboardInterrupt.
 
     Raises:
@@ -78,10 +78,7 @@ def run(
         settings |= {"devices": devices} if kind == "CPU" else {}
         count = min(int(resources.get(kind, 0) // devices), len(points))
         if not count:
-            raise UserError(
-                f"--config.devices={devices}: Ray's cluster has "
-                f"{resources.get(kind, 0):.0f}"
-            )
+            raise UserError(f"--config.devices={devices}: Ray's cluster has fewer")
         # A worker ends with its shard, since JAX keeps devices and memory.
         resource = {f"num_{kind.lower()}s": devices}
         work = ray.remote(max_retries=RETRIES, max_calls=1, **resource)(_work)
@@ -89,12 +86,14 @@ def run(
             options = {"workdir": folder, "runs_per_call": runs_per_call, **custom}
             task = ray.put((settings, points, options))
         progress.log(stream, f"{count} Ray workers with {devices} {kind}s each")
-        names = [f"shard {index}/{count}" for index in range(count)]
-        tasks = {work.remote(task, (i, count)): name for i, name in enumerate(names)}
-        show = _shown_on(stream, folder, len(points))
-        result = _results(ray, tasks, lambda: (show(), stop())[1])
+        ids = [(index, count) for index in range(count)]
+        tasks = {work.remote(task, id_): f"shard {id_[0]}/{count}" for id_ in ids}
+        result = _results(ray, tasks, stop, stream)
         # None wrote the tables if they were there before.
-        return result or _results(ray, {work.remote(task, None): "the tables"}, stop)
+        if not result:
+            tables = {work.remote(task, None): "the tables"}
+            result = _results(ray, tables, stop, stream)
+        return result
 
 
 @contextlib.contextmanager
@@ -117,7 +116,12 @@ def _cluster(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> Any:
+def _results(
+    ray: Any,
+    tasks: Mapping[Any, str],
+    stop: Callable[[], bool],
+    stream: IO[str] | None,
+) -> Any:
     """Wait for tasks by name; the one result, if a task has one."""
     result, waiting, task = None, [*tasks], None
     try:
@@ -125,6 +129,7 @@ def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> An
             ready, waiting = ray.wait(waiting, timeout=1.0)
             for task in ready:
                 result = ray.get(task) or result
+                progress.log(stream, f"{tasks[task]} has ended")
             if stop() and waiting:
                 raise KeyboardInterrupt
     except UserError as error:  # with the worker's traceback around it
@@ -140,21 +145,3 @@ def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> An
         for task in waiting:
             ray.cancel(task, force=True)
     return result
-
-
-def _shown_on(
-    stream: IO[str] | None, folder: pathlib.Path, total: int
-) -> Callable[[], None]:
-    """A function that logs how many runs are in the folder, if there are more."""
-    logged = 0
-
-    def show() -> None:
-        nonlocal logged
-        division = files.read_json(folder / sweep_folder.DIVISION, {"runs": list}) or {}
-        digests = division.get("runs", [])
-        finished = len(digests) - sweep_folder.number_missing(folder, digests)
-        if len(digests) == total and finished > logged:  # else of an earlier sweep
-            logged = finished
-            progress.log(stream, f"{finished} of {total} runs have finished")
-
-    return show

@@ -12,13 +12,20 @@ import numpy as np
 
 from tsfl_jax import command
 from tsfl_jax.config import Config, flat
+from tsfl_jax.engine import scan
+from tsfl_jax.models import tracing
 from tsfl_jax.prepare import backend
-from tsfl_jax.prepare.prepare import Prepared, accepted, prepare_validated
+from tsfl_jax.prepare.prepare import (
+    Prepared,
+    accepted,
+    prepare_validated,
+    schedule_fingerprints,
+)
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress as bars
 from tsfl_jax.report import runs, table
 from tsfl_jax.report import writers as reporting
-from tsfl_jax.run import calls, checkpoint, lanes, longer, memory
+from tsfl_jax.run import calls, checkpoint, lanes, memory
 from tsfl_jax.run import summary as summaries
 from tsfl_jax.run.calls import Progress
 from tsfl_jax.run.identity import depends_on_devices, identity_of, labels_of
@@ -155,19 +162,8 @@ def _opened(
             f"{folder} holds a run without checkpoints; {checkpoint.AFRESH}"
         )
 
-    def adapt(saved: dict, shapes: dict[str, list[int]]) -> tuple[Progress, dict]:
-        total = exp.prepared.config.num_intervals
-        intervals = saved.get("num_intervals", total)
-        if intervals >= total:
-            return progress, exp.identity
-        updates = shapes[".history.diverged"][1]
-        shorter = jax.tree.map(lambda a: a[:, :updates], progress.history)
-        of_shorter = longer.earlier(
-            exp.prepared, exp.program, exp.arrays, intervals, updates
-        )
-        return progress._replace(history=shorter), exp.identity | of_shorter
-
     if exp.prepared.config.checkpoint:
+        adapt = functools.partial(_adapt, exp, progress)
         progress = store.restored(progress, bars.warn_to(stream), adapt)
     if progress.finished:
         total = exp.program.intervals
@@ -175,6 +171,45 @@ def _opened(
         _write_metrics(exp, folder, progress)
     report.write_json(folder / "config.json", dataclasses.asdict(exp.prepared.config))
     return progress
+
+
+def _adapt(
+    exp: Experiment, progress: Progress, saved: dict, shapes: dict[str, list[int]]
+) -> tuple[Progress, dict]:
+    """What a checkpoint of this run looks like if it was begun with a smaller T.
+
+    Its intervals must be those of the longer run: a schedule that begins otherwise has
+    another digest, and nothing in their training may depend on T.
+    """
+    config, times = exp.prepared.config, exp.prepared.workload.schedule
+    intervals = saved.get("num_intervals", config.num_intervals)
+    if intervals >= config.num_intervals:
+        return progress, exp.identity
+    is_cosine = config.lr_schedule == "cosine"
+    if is_cosine or _reads_intervals(exp):
+        cause = "lr_schedule=cosine" if is_cosine else "the training"
+        raise UserError(
+            f"--config.num_intervals={config.num_intervals}: the run was begun with "
+            f"{intervals}, and {cause} depends on it; choose another --workdir"
+        )
+    updates = shapes[".history.diverged"][1]
+    first = jax.tree.map(lambda a: a[:updates] if np.ndim(a) else a, times)
+    digests = schedule_fingerprints(first, config.timeline)
+    shorter = jax.tree.map(lambda a: a[:, :updates], progress.history)
+    identity = exp.identity | {"num_intervals": intervals} | digests
+    return progress._replace(history=shorter), identity
+
+
+def _reads_intervals(exp: Experiment) -> bool:
+    """Whether anything but the schedule of η, such as a rule, reads T."""
+    spec = dataclasses.replace(exp.program.spec, lr_varies=False)
+    run = scan.make_run(exp.program.parts._replace(spec=spec))
+    arguments = lanes.arguments_of_run(exp.arrays, exp.program.chunk)
+    jaxpr = jax.make_jaxpr(run)(*arguments).jaxpr
+    marks = jax.tree.map(lambda _: False, list(arguments))
+    marks[2] = marks[2]._replace(lr_total=True)
+    pairs = zip(jax.tree.leaves(marks), tracing.used(jaxpr), strict=True)
+    return any(m and u for m, u in pairs)
 
 
 def _store(exp: Experiment, folder: pathlib.Path) -> calls.Store:
@@ -193,7 +228,7 @@ def _train(
     total, first = exp.program.intervals, int(progress.finished)
     if first >= total or progress.state.diverged[0] or _is_reached(exp, progress):
         return progress, 0.0
-    compiled = exp.program.compile(exp.arrays, progress.state, stream)
+    compiled = exp.program.compile(exp.arrays, stream)
     save = folder and functools.partial(_save, exp, folder)
     with bars.bar(stream, total, first) as bar:
 

@@ -1,15 +1,22 @@
-"""A sweep by several processes, on one machine or many, in one shared folder."""
+"""A sweep by several processes, on one machine or many, in one shared folder.
 
+Shards hold one lock each, and the folder's only while they open it and write its
+tables; a sweep in one process holds the folder's.
+"""
+
+import contextlib
 import itertools
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tsfl_jax.config import Config
 from tsfl_jax.report import files, progress
-from tsfl_jax.run import lanes, sweep_folder, sweeps
+from tsfl_jax.run import lanes, sweeps
 from tsfl_jax.types import UserError
+
+PATIENCE = 300.0  # seconds that a shard waits while another one writes the tables
 
 
 def parse(text: str) -> tuple[int, int]:
@@ -50,6 +57,16 @@ def divide(groups: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     return [sorted(order[first:end]) for first, end in parts]
 
 
+@contextlib.contextmanager
+def hold(folder: pathlib.Path, index: int, count: int) -> Iterator[None]:
+    """Hold shard `index` of `count`; refused while the folder is divided otherwise."""
+    with contextlib.ExitStack() as locks:
+        with files.lock(folder, patience=PATIENCE):
+            sweeps.check_no_shard(folder, but=f"-of-{count}")
+            locks.enter_context(files.lock(folder, f".shard-{index}-of-{count}"))
+        yield
+
+
 def run(
     config: Config, swept: sweeps.Swept, shard: tuple[int, int], **options: Any
 ) -> sweeps.SweepResult | None:
@@ -66,19 +83,18 @@ def run(
       The result of the whole sweep if this call wrote its tables, else None.
 
     Raises:
-      UserError: what `doors.sweep` refuses, a shard that another process has, or a
-        folder of another sweep.
+      UserError: what `doors.sweep` refuses, or a shard that another process has.
     """
     sweep = sweeps.make(config, swept, **options)
     (index, count), folder = shard, sweep.folder
     assert folder
-    runs = divide(lanes.group(sweep.runs)[0], count)[index]
-    with sweep_folder.shard(folder, sweep.digests, index, count):
+    runs = divide(lanes.group(sweep.runs), count)[index]
+    with hold(folder, index, count):
         progress.log(sweep.stream, f"shard {index}/{count}: {len(runs)} runs")
         if runs:
             sweeps.run_all(sweep.only(runs))
-        with files.lock(folder, patience=sweep_folder.PATIENCE):
-            missing = sweep_folder.number_missing(folder, sweep.digests)
+        with files.lock(folder, patience=PATIENCE):
+            missing = sweeps.number_missing(folder, sweep.digests)
             if not missing and not _has_tables(sweep, folder):
                 return sweeps.collect(sweep)
     unfinished = f"{missing} of {len(sweep.runs)} runs are left to other shards"
@@ -118,5 +134,5 @@ def collect(
     if not (folder / "lanes").is_dir():
         raise UserError(f"--collect: {workdir} is not the folder of a sweep")
     sweep = sweeps.make(config, swept, workdir=workdir, **options)
-    with files.lock(folder, patience=sweep_folder.PATIENCE):
+    with files.lock(folder, patience=PATIENCE):
         return sweeps.collect(sweep)

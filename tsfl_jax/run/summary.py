@@ -45,7 +45,7 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
     fields = history.named(tuple(prepared.custom.metrics))
     fields = client_test.named(_tested(prepared), fields) | {
         "tau": work.tau,
-        "virtual_time": prepared.workload.seconds[: len(history.rho)],
+        "virtual_time": prepared.workload.schedule.seconds[: len(history.rho)],
     }
     return fields if work.in_order else fields | {"client": work.client}
 
@@ -135,23 +135,16 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
 
 def history_notes(history: dict[str, Any]) -> list[str]:
     """Notes on what a run's numbers alone do not say."""
-    notes, lost = [], np.asarray(history["diverged"])
-    is_infinite = np.isinf(np.asarray(history["test_loss"]))
-    if is_infinite.any():
-        notes.append(
-            f"the test loss was infinite or NaN in {is_infinite.sum()} tested "
-            f"intervals, first in interval {np.argmax(is_infinite) + 1}, although the "
-            "weights were finite"
-        )
+    lost = np.asarray(history["diverged"])
     worked = (np.asarray(history["samples"]) > 0).any(axis=1) & ~lost
     total = np.asarray(history["rho"], np.float64).sum(axis=1)
     count = int((worked & ~(total > 0)).sum())  # NaN is not > 0
-    if count:
-        notes.append(
-            f"in {count} of {len(worked)} intervals the rule's weights were NaN or "
-            "their sum was not positive, so that the model stayed as it was"
-        )
-    return notes
+    if not count:
+        return []
+    return [
+        f"in {count} of {len(worked)} intervals the rule's weights were NaN or "
+        "their sum was not positive, so that the model stayed as it was"
+    ]
 
 
 def negative_variances(variables: Params) -> list[str]:

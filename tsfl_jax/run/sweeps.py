@@ -6,7 +6,6 @@ resumes, and a larger one reuses what a smaller one has run.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -22,12 +21,12 @@ from jax.sharding import Mesh
 
 from tsfl_jax import command, host_memory
 from tsfl_jax.config import Config, settings_of, validate
-from tsfl_jax.engine import scan
+from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.backend import start_jax
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.report import bands, files, progress, sweep_files, table
-from tsfl_jax.run import calls, checkpoint, grid, lanes, memory, sweep_folder
+from tsfl_jax.run import calls, checkpoint, grid, lanes, memory
 from tsfl_jax.run import summary as summaries
 from tsfl_jax.run.identity import (
     custom_values,
@@ -39,6 +38,8 @@ from tsfl_jax.run.program import Chunk
 from tsfl_jax.types import UserError
 
 _RUNNING = "running"  # folder of the checkpoints of running calls
+_ALWAYS = ("tau", "virtual_time", "seconds")  # beside the engine's history
+_NAME = "lane"  # the digest again: a file's name is not proof of its content
 
 Swept = Mapping[str, Sequence] | Sequence[Mapping]
 History = dict[str, np.ndarray]  # of a run, by name
@@ -167,9 +168,9 @@ def make(
     runs = prepare_all(configs, parts)
     if folder:
         is_new = not (folder / "lanes").exists()  # and is not made if refused
-        for members in lanes.group(runs)[0] if is_new else ():
+        for members in lanes.group(runs) if is_new else ():
             memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
-        sweep_folder.opened(folder, locks)
+        open_folder(folder, locks)
     digests = [_digest(prepared) for prepared in runs]
     hooks: dict[str, Any] = {"stream": stream, "stop": stop, "watch": watch}
     return Sweep(
@@ -191,6 +192,56 @@ def _digest(prepared: Prepared) -> str:
 
 def _short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def open_folder(
+    workdir: str | pathlib.Path, locks: contextlib.ExitStack | None
+) -> pathlib.Path:
+    """The folder, made if missing, with lanes/; its lock is in `locks` if given."""
+    folder = files.prepare_workdir(workdir)
+    if locks:
+        locks.enter_context(files.lock(folder))
+        check_no_shard(folder)
+    if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
+        raise UserError(f"{folder} holds a single run; choose another --workdir")
+    files.prepare_workdir(folder / "lanes")
+    return folder
+
+
+def check_no_shard(folder: pathlib.Path, but: str = ".") -> None:
+    """Refuse a folder where a shard is at work whose lock does not end so."""
+    for path in folder.glob(".shard-*"):
+        if not path.name.endswith(but):
+            with files.lock(folder, path.name):
+                pass
+
+
+def _path_of(folder: pathlib.Path, digest: str) -> pathlib.Path:
+    """The file of the finished run of that digest."""
+    return folder / "lanes" / f"{digest}.npz"
+
+
+def number_missing(folder: pathlib.Path, digests: Sequence[str]) -> int:
+    """Those of some runs that have not finished."""
+    return sum(not _path_of(folder, digest).exists() for digest in digests)
+
+
+def _load(
+    folder: pathlib.Path, prepared: Prepared, digest: str, warn: Callable[[str], None]
+) -> History:
+    """The arrays of a run that is whole on the disk; {}, with a warning: it is not."""
+    path = _path_of(folder, digest)
+    if not path.exists():
+        return {}
+    always = {*structures.History._fields} - {*structures.OPTIONAL} | {*_ALWAYS}
+    with contextlib.suppress(UserError):
+        arrays = files.read_arrays(path)
+        fields = {*arrays} - {_NAME, "client"}
+        expected = always | {*summaries.measured(prepared)}
+        if str(arrays.pop(_NAME, "")) == digest and fields == expected:
+            return arrays
+    warn(f"{path} is damaged or of an earlier version; that one runs again")
+    return {}
 
 
 class Finished(NamedTuple):
@@ -223,12 +274,10 @@ def _finished(sweep: Sweep, run: int, history: History) -> Finished:
 
 def _load_finished(sweep: Sweep) -> dict[int, Finished]:
     """The runs that are in the folder, by number."""
-    warn, finished = progress.warn_to(sweep.stream), {}
-    if not sweep.folder:
-        return finished
-    for i, (prepared, digest) in enumerate(zip(sweep.runs, sweep.digests, strict=True)):
-        names = summaries.measured(prepared)
-        if history := sweep_folder.finished_run(sweep.folder, digest, warn, names):
+    warn, finished, folder = progress.warn_to(sweep.stream), {}, sweep.folder
+    pairs = zip(sweep.runs, sweep.digests, strict=True)
+    for i, (prepared, digest) in enumerate(pairs if folder else ()):
+        if folder and (history := _load(folder, prepared, digest, warn)):
             finished[i] = _finished(sweep, i, history)
     return finished
 
@@ -288,21 +337,23 @@ def collect(sweep: Sweep) -> SweepResult | None:
 def run_all(sweep: Sweep) -> dict[int, Finished]:
     """All runs, from the folder or trained and kept there."""
     runs, stream = sweep.runs, sweep.stream
-    for note in _merged([p.notes for p in runs]):
-        progress.log(stream, f"note: {note}")
+    notes: dict[str, str] = {}  # of those that differ in numbers only, the first one
+    for note in itertools.chain(*(p.notes for p in runs)):
+        notes.setdefault(re.sub(r"\d[\d., ]*", "#", note), f"note: {note}")
+    for note in notes.values():
+        progress.log(stream, note)
     finished = _load_finished(sweep)
-    groups, causes = lanes.group(runs, finished=finished)
-    for cause in causes:
-        progress.log(stream, f"{len(groups)} programs, because of {cause}")
+    # The finished ones of a group belong to it all the same, so that an interrupted
+    # call goes on in its program.
+    groups = [members for members in lanes.group(runs) if {*members} - {*finished}]
     if finished:
         progress.log(stream, f"{len(finished)} runs were finished already")
         sweep.watch({i: run.history for i, run in finished.items()})
     lengths = [len(p.steps) for p in runs]
     first = sum(lengths[i] for i in finished)
     with progress.bar(stream, sum(lengths), first) as bar:
-        show = _shown_on(bar, finished)
         for members in groups:
-            for finished_call in _run_group(sweep, members, show, finished):
+            for finished_call in _run_group(sweep, members, bar, finished):
                 finished |= finished_call
                 sweep.watch({i: finished[i].history for i in sorted(finished)})
                 if len(finished) < len(runs):
@@ -313,41 +364,10 @@ def run_all(sweep: Sweep) -> dict[int, Finished]:
     return finished
 
 
-def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
-    """The notes of all runs; of those that differ in numbers only, the first one."""
-    alike: dict[str, list[str]] = {}
-    for note in itertools.chain(*notes):
-        alike.setdefault(re.sub(r"\d[\d., ]*", "#", note), []).append(note)
-    return [
-        texts[0]
-        if len(set(texts)) == 1
-        else f"{texts[0]} (with other numbers in {len(texts) - 1} of {len(notes)} runs)"
-        for texts in alike.values()
-    ]
-
-
-def _shown_on(
-    bar: progress.Advance, finished: Mapping[int, Finished]
-) -> Callable[[int, Chunk], None]:
-    """A function of a call's number of runs and a chunk, which advances the bar."""
-    scores = [run.history["test_accuracy"] for run in finished.values()]
-    best = max((np.nanmax([*a, 0.0]) for a in scores), default=0.0)
-
-    def show(num_runs: int, chunk: Chunk) -> None:
-        nonlocal best
-        history = chunk.history  # with that of idle runs after the others
-        accuracy = np.where(history.diverged, np.nan, history.test_accuracy)
-        best = float(np.nanmax([*accuracy[:num_runs].flat, best, 0.0]))
-        words = f"best accuracy {100 * best:.1f} %" if best else "no accuracy"
-        calls.advance(bar, chunk, num_runs, words)
-
-    return show
-
-
 def _run_group(
     sweep: Sweep,
     members: list[int],
-    show: Callable[[int, Chunk], None],
+    bar: progress.Advance,
     finished: Collection[int],
 ) -> Iterator[dict[int, Finished]]:
     """The unfinished runs of one program, a call at a time."""
@@ -362,7 +382,13 @@ def _run_group(
     compiled = None
     for first in range(0, len(unfinished), count):
         indices = unfinished[first : first + count]
-        show_call = functools.partial(show, len(indices))
+
+        def show(chunk: Chunk, _: Any = None, num_runs: int = len(indices)) -> None:
+            accuracy = np.ravel(chunk.history.test_accuracy[:num_runs])
+            best = 100 * float(np.nanmax([*accuracy, 0.0]))
+            words = f"best accuracy {best:.1f} %" if best else "no accuracy"
+            calls.advance(bar, chunk, num_runs, words)
+
         arrays = lanes.make_arrays(group, [sweep.runs[i] for i in indices], count)
         compiled = compiled or group.program.compile(arrays, stream=sweep.stream)
         standing = calls.at_start(compiled.program, arrays)
@@ -370,12 +396,12 @@ def _run_group(
         if store:
             standing = store.restored(standing, progress.warn_to(sweep.stream))
         if standing.finished:
-            show_call(standing.as_chunk())
+            show(standing.as_chunk())
         end = calls.train(
             compiled,
             arrays,
             standing,
-            show=lambda chunk, _, show_call=show_call: show_call(chunk),
+            show=show,
             stop=sweep.stop,
             save=store.save if store else None,
             last_save=checkpoint.LastSave(checkpoint.now(), 0.1),  # the first after 5 s
@@ -395,9 +421,8 @@ def _kept(sweep: Sweep, run: int, fields: scan.History, seconds: float) -> Finis
     history["seconds"] = np.asarray(seconds)
     if sweep.folder:
         digest = sweep.digests[run]
-        path = sweep_folder.path_of(sweep.folder, digest)
-        named = history | {sweep_folder.NAME: np.array(digest)}
-        files.write_arrays(path, named, compress=True)
+        named = history | {_NAME: np.array(digest)}
+        files.write_arrays(_path_of(sweep.folder, digest), named, compress=True)
     return _finished(sweep, run, history)
 
 

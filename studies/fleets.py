@@ -89,9 +89,10 @@ def shares_of(
     config: Config, dataset: Dataset, size: Int[np.ndarray, "N"]
 ) -> Float[np.ndarray, "N C"]:
     """Shares of the classes in each client's samples, of the split that a run draws."""
-    labels, held_out = dataset.y_train, splits.hold_out(config, dataset)
-    fixed = splits.FixedSamples(held_out)
-    drawn = splits.draw_split(config, dataset, fixed, np.asarray(size))
+    labels, seed = dataset.y_train, seeds_of(config).split
+    held_out = splits.hold_out(dataset, config.data.validation, seed)
+    fixed, size = splits.FixedSamples(held_out), np.asarray(size)
+    drawn = splits.draw_split(config.partition, dataset, fixed, size, seed)
     counts = np.zeros((len(size), dataset.num_classes))
     for i, held in enumerate(drawn.capacity):
         counts[i] = np.bincount(

@@ -443,7 +443,7 @@ def test_nobody_online_ends_in_one_line(name):
     late = {i: [(1e6, 2e6)] for i in range(5)}
     cohorts = make(5, 2, "online", windows=late)
     with pytest.raises(UserError) as error:
-        workload.simulate_timeline(checked(settings), cohorts)
+        workload.simulate_timeline(workload.plan_of(checked(settings)), cohorts)
     assert "\n" not in str(error.value)
 
 

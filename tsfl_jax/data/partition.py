@@ -22,13 +22,15 @@ from tsfl_jax import rng as streams
 from tsfl_jax.components import Part, component, setting
 from tsfl_jax.data import class_counts, whole_splits
 from tsfl_jax.data.inputs import require
-from tsfl_jax.types import Dataset, Partition
+from tsfl_jax.timeline import copula
+from tsfl_jax.types import Partition
 
 Labels = Shaped[np.ndarray, "M"]  # classes of the training samples
 Sizes = Int[np.ndarray, "N"]  # samples of each client
 Stock = Int[np.ndarray, "C"]  # samples of each class
 Shares = Float[np.ndarray, "N C"]  # of the classes; rows sum to 1
 Counts = Int[np.ndarray, "N C"]  # samples of each class
+Scores = Float[np.ndarray, "N"]  # of the clients, see `timeline.copula`
 Rows = Int[np.ndarray, "_"]  # indices of samples
 
 
@@ -54,25 +56,22 @@ class PartitionConfig:
         False,
         "in every interval new samples of the same classes, drawn from all",
     )
-    label_noise: float = setting(
-        0.0, "share of each client's labels that are wrong", low=0, below=1
-    )
 
     def check(self, config: Any, rule: Any) -> None:
         """Refuse what says twice which samples a client has."""
         del config, rule
-        for pair in (
-            ("common", "online"),
-            ("label_noise", "online"),
-            ("iid_share", "replacement"),
-        ):
+        for pair in (("common", "online"), ("iid_share", "replacement")):
             a, b = (f"--config.partition.{n}={getattr(self, n)}" for n in pair)
             both = all(getattr(self, name) for name in pair)
             require(not both, f"{a}: cannot go with {b}; leave out one of them")
 
 
 def make_partition(
-    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
+    labels: Labels,
+    capacity: Sizes,
+    settings: PartitionConfig,
+    rng: Generator,
+    rarity: Scores | None = None,
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
 
@@ -93,6 +92,7 @@ def make_partition(
       settings: the kind, α of dirichlet, k of shards, and whether clients may share
         samples if there are too few.
       rng: random number generator.
+      rarity: scores by which clients get shares of classes, see `timeline.copula`.
 
     Returns:
       A `Partition`. Rows are in random order, so that the beginning of a row is an
@@ -103,7 +103,7 @@ def make_partition(
     """
     capacity = capacity.astype(np.int64)
     if settings.iid_share > 0:
-        return _partly_iid(labels, capacity, settings, rng)
+        return _partly_iid(labels, capacity, settings, rng, rarity)
     total = int(capacity.sum())
     _check_stock(len(labels), capacity, total, settings.replacement)
     _check_memory(capacity, len(np.unique(labels)), settings.kind)
@@ -111,7 +111,7 @@ def make_partition(
         class_index, counts = [rng.permutation(len(labels))], capacity[:, None]
         notes = ()
     else:
-        class_index, counts, notes = _by_class(labels, capacity, settings, rng)
+        class_index, counts, notes = _by_class(labels, capacity, settings, rng, rarity)
     if total > len(labels):
         notes += (
             f"the clients hold {total} samples and there are {len(labels)}: some are "
@@ -121,7 +121,11 @@ def make_partition(
 
 
 def _partly_iid(
-    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
+    labels: Labels,
+    capacity: Sizes,
+    settings: PartitionConfig,
+    rng: Generator,
+    rarity: Scores | None,
 ) -> Partition:
     """A share of every client's samples drawn IID, the rest by kind.
 
@@ -141,6 +145,7 @@ def _partly_iid(
         capacity - iid_size,
         dataclasses.replace(settings, iid_share=0.0),
         rng,
+        rarity,
     )
     start = np.zeros(N, np.int64) if common else np.cumsum(iid_size) - iid_size
     indices = np.empty((N, most), np.int32)
@@ -153,7 +158,11 @@ def _partly_iid(
 
 
 def _by_class(
-    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
+    labels: Labels,
+    capacity: Sizes,
+    settings: PartitionConfig,
+    rng: Generator,
+    rarity: Scores | None,
 ) -> tuple[list[Rows], Counts, tuple[str, ...]]:
     """The samples of each class in random order, the counts, and notes."""
     kind = settings.kind
@@ -163,6 +172,8 @@ def _by_class(
     class_index = [rng.permutation(samples) for samples in members]
     stock = np.array([len(rows) for rows in class_index])
     shares = PARTITIONS[kind].make(settings, capacity, stock, rng)
+    if rarity is not None:
+        shares = shares[copula.order(copula.rarity(shares, stock), rarity)]
     real = shares * capacity[:, None]
     requested = fitted = class_counts.round_rows(real, capacity)
     if kind == "shards" and not sharing:
@@ -271,19 +282,25 @@ PARTITIONS = {
 } | whole_splits.KINDS
 
 
+_FEW = 0.1  # share of replaced samples that hardly changes a split
+
+
 def _notes(
     requested: Counts, counts: Counts, classes: Shaped[np.ndarray, "C"]
 ) -> tuple[str, ...]:
     """Report where the request could not be met exactly."""
     moved = np.maximum(requested - counts, 0)
     short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
-    note = (
-        f"{100 * moved.sum() / counts.sum():.2g} % of the clients' samples are of "
-        f"other classes than drawn, since too few are labeled {short}: the split is "
-        "less skewed than its settings say; a smaller --config.schedule.data_size "
-        "avoids that"
-    )
-    return (note,) if moved.any() else ()
+    share = moved.sum() / counts.sum()
+    note = f"{100 * share:.2g} % of samples are of other classes than drawn"
+    if share <= _FEW:
+        note += ", since the data set has too few of some (harmless)"
+    else:
+        note += (
+            f", since too few are labeled {short}: the split is less skewed than its "
+            "settings say; a smaller --config.schedule.data_size avoids that"
+        )
+    return (note,) if share else ()
 
 
 def _partition(
@@ -341,39 +358,3 @@ def views(
     start = (bits * np.uint64(samples) >> np.uint64(32)).astype(np.int64)
     place = np.arange(width) % size.astype(np.int64)[:, None] + start[:, None]
     return order[place % samples]
-
-
-def mislabeled(
-    dataset: Dataset, partition: Partition, share: float, seed: int
-) -> Dataset:
-    """The data set with a share of each client's labels replaced, by each other class.
-
-    Args:
-      dataset: whose arrays are not changed; the test set stays.
-      partition: which client holds which samples.
-      share: in [0, 1); with 0 it is the data set itself.
-      seed: of the split.
-
-    Raises:
-      UserError: there are no classes, or several clients hold the same samples.
-
-    Source: Natarajan et al., "Learning with Noisy Labels" (2013), symmetric noise.
-    """
-    if not share:
-        return dataset
-    C, y = dataset.num_classes, dataset.y_train.copy()
-    draws = streams.generator(seed, "skew")
-    pairs = zip(partition.indices, partition.capacity, strict=True)
-    rows = [row[:number] for row, number in pairs]
-    num_samples = sum(map(len, rows))
-    require(
-        C > 1
-        and dataset.target is None
-        and len(np.unique(np.concatenate(rows))) == num_samples,
-        f"--config.partition.label_noise={share}: needs class numbers, and samples of "
-        "one client each; leave out partition.replacement and common",
-    )
-    for row in rows:
-        wrong = draws.permutation(row)[: round(share * len(row))]
-        y[wrong] = (y[wrong] + draws.integers(1, C, len(wrong))) % C
-    return dataset._replace(y_train=y)

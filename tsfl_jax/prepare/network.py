@@ -10,12 +10,10 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
-from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory, quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
-from tsfl_jax.models import losses, networks, precision, replay, text, tracing
+from tsfl_jax.models import losses, networks, replay, text, tracing
 from tsfl_jax.models.model import with_measures
-from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.custom_hooks import Custom, input_dtype
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset, Params, UserError
@@ -78,14 +76,17 @@ def _custom_network(
 
 
 def _named_network(
-    config: Config, form: str, dataset: Dataset
+    settings: networks.ModelConfig,
+    quadratic_settings: QuadraticConfig,
+    form: str,
+    dataset: Dataset,
 ) -> tuple[Network, jax.ShapeDtypeStruct]:
     """A network of the table, and shapes of its outputs."""
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
-    settings, name = config.model, config.model.name
+    name = settings.name
     _check_tokens(name, dataset, dtype == np.int32)
     if networks.MODELS[name].make is None:  # the model of drawn data
-        module = Quadratic(tuple(curvature_of(config.quadratic, shape).tolist()))
+        module = Quadratic(tuple(curvature_of(quadratic_settings, shape).tolist()))
     else:
         module = networks.make_model(settings, targets.outputs(dataset), shape, form)
     model, params, outputs, notes = _trace_once(module, name, shape, dtype)
@@ -128,36 +129,37 @@ def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
 
 
 def make_network(
-    config: Config,
+    settings: networks.ModelConfig,
+    quadratic_settings: QuadraticConfig,
+    form: str,
     dataset: Dataset,
     custom: Custom,
     traced: dict[str, Network] | None = None,
 ) -> Network:
-    """The network of the settings, or the user's own, in the precision of the settings.
+    """The network of the settings, or the user's own.
 
     Args:
-      config: all settings.
+      settings: which network of the table.
+      quadratic_settings: of the model of quadratic data.
+      form: a key of `convolution.CONVOLUTIONS`.
       dataset: for the shape of a sample and the number of classes.
       custom: the user's network, loss and metrics.
       traced: networks of other experiments with the same `custom`, by what they depend
         on; this one is added, so that a network is traced once.
     """
     traced = {} if traced is None else traced
-    platform, mapping = jax.default_backend(), config.mapping
-    _, form = backend.implementation(platform, mapping, config.convolution)
     x, y = dataset.x_train, targets.of(dataset)[0]
-    key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"
+    key = f"{settings}{quadratic_settings}{form}{x.shape[1:]}{x.dtype}"
     key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}"
     if key not in traced:
         if custom.model is None:
-            parts = _named_network(config, form, dataset)
+            parts = _named_network(settings, quadratic_settings, form, dataset)
         else:
             parts = _custom_network(custom.model, form, dataset)
         traced[key] = _with_measures(*parts, dataset, custom)
     network = traced[key]
     slips = in_memory.notes(dataset, network.model.classifies)
-    model = precision.with_precision(network.model, config.precision)
-    return network._replace(model=model, notes=network.notes + slips)
+    return network._replace(notes=network.notes + slips)
 
 
 def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:

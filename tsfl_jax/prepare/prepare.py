@@ -15,13 +15,14 @@ from jaxtyping import Bool, Int
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, seeds_of, validate, with_sections
-from tsfl_jax.data import client_test, in_memory, partition
+from tsfl_jax.data import client_test, in_memory, skew
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
+from tsfl_jax.models import precision
 from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.network import Network, curvature_of, make_network
@@ -270,11 +271,19 @@ def prepare_validated(
     rule_settings.check(config, rule)
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
-    fixed = splits.fix_samples(config, custom.partition, loaded)
-    workload = draw_workload(config, fixed.num_samples, custom.sampler)
+    fixed = splits.fix_samples(
+        config.partition,
+        custom.partition,
+        loaded,
+        config.num_clients,
+        config.data.validation,
+        config.timeline.copula,
+        seeds_of(config),
+    )
+    workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
-    network = make_network(config, loaded, custom, traced)
+    network = network_of(config, loaded, custom, traced)
     network, start = trained.started(config.model, custom.params, network)
     hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
     _link_states(uplinks, network, hparams)  # each link checks the network
@@ -311,6 +320,23 @@ def prepare_validated(
     )
 
 
+def network_of(
+    config: Config,
+    dataset: Dataset,
+    custom: Custom,
+    traced: dict[str, Network] | None = None,
+) -> Network:
+    """The network of an experiment in its precision; `traced` as of `make_network`."""
+    _, form = backend.implementation(
+        jax.default_backend(), config.mapping, config.convolution
+    )
+    network = make_network(
+        config.model, config.quadratic, form, dataset, custom, traced
+    )
+    model = precision.with_precision(network.model, config.precision)
+    return network._replace(model=model)
+
+
 def _split_of(
     config: Config,
     loaded: Dataset,
@@ -321,10 +347,9 @@ def _split_of(
 ) -> tuple[Partition, Dataset, ClientTest | None]:
     """Who holds which samples, these as the clients have them, and who is scored."""
     drawn, capacity = workload.drawn, workload.num_samples.astype(np.int32)
-    among = drawn if config.cohort.size else None
-    split = splits.draw_split(config, loaded, fixed, capacity, among)
-    noise, seed = config.partition.label_noise, seeds_of(config).split
-    dataset = partition.mislabeled(loaded, split, noise, seed)
+    among, seed = drawn if config.cohort.size else None, seeds_of(config).split
+    split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
+    dataset = skew.skewed(loaded, split, config.partition, seed)
     number, tested = config.evaluation.number, None
     if config.evaluation.clients == "labels":
         classifies = network.model.classifies

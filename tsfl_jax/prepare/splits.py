@@ -3,12 +3,14 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from tsfl_jax import rng
-from tsfl_jax.config import Config, seeds_of
 from tsfl_jax.data import class_counts, partition, whole_splits
+from tsfl_jax.data.partition import PartitionConfig
 from tsfl_jax.data.whole_splits import Lists
+from tsfl_jax.sections import SeedsConfig
+from tsfl_jax.timeline import copula
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -17,6 +19,7 @@ class FixedSamples(NamedTuple):
 
     held_out: Int[np.ndarray, "V"] = np.zeros(0, np.int64)  # for validation
     lists: Lists | None = None  # each client's samples; None: they are to be drawn
+    scores: copula.Scores = {}  # of `copula`
 
     @property
     def num_samples(self) -> Int[np.ndarray, "N"] | None:
@@ -24,67 +27,95 @@ class FixedSamples(NamedTuple):
         return None if self.lists is None else np.array([*map(len, self.lists)])
 
 
-def hold_out(config: Config, dataset: Dataset) -> Int[np.ndarray, "V"]:
-    """Draw the validation samples of a config."""
-    generator = rng.generator(seeds_of(config).split, "validation")
-    number = config.data.validation
+def hold_out(dataset: Dataset, number: int, seed: int) -> Int[np.ndarray, "V"]:
+    """Draw so many validation samples; `seed` is that of splits."""
     if not number:
         return np.zeros(0, np.int64)
+    generator = rng.generator(seed, "validation")
     return class_counts.hold_out(dataset.y_train, number, generator)
 
 
-def fix_samples(config: Config, custom: Any, dataset: Dataset) -> FixedSamples:
+def fix_samples(
+    settings: PartitionConfig,
+    custom: Any,
+    dataset: Dataset,
+    num_clients: int,
+    num_validation: int,
+    copula_text: str,
+    seeds: SeedsConfig,
+) -> FixedSamples:
     """Hold samples out, and make the splits that do not depend on the workload.
 
     Args:
-      config: all settings.
+      settings: how samples are split.
       custom: lists of indices per client; None: as the settings say.
       dataset: with the training samples.
+      num_clients: N.
+      num_validation: V, samples that no client holds.
+      copula_text: see `copula`.
+      seeds: those of the split and the fleet.
 
     Raises:
       UserError: a split that these samples do not have.
     """
-    settings, N, y = config.partition, config.num_clients, dataset.y_train
-    held_out = hold_out(config, dataset)
+    N, y, fixed = num_clients, dataset.y_train, {}
+    held_out = hold_out(dataset, num_validation, seeds.split)
     if custom is None and settings.kind in whole_splits.KINDS:
-        generator = rng.generator(seeds_of(config).split, "whole split")
+        generator = rng.generator(seeds.split, "whole split")
         lists = whole_splits.lists(y, N, settings, generator)
     else:
         lists = whole_splits.client_lists(custom, settings.kind, dataset, N)
     if lists:
         lists = whole_splits.without(lists, held_out)
-    return FixedSamples(held_out, lists)
+    if not copula_text:
+        return FixedSamples(held_out, lists)
+    if lists:
+        C = dataset.num_classes
+        table = np.stack([np.bincount(y[rows], minlength=C) for rows in lists])
+        rare = copula.rarity(table.astype(float), np.bincount(y, minlength=C))
+        fixed = {"size": np.array([*map(len, lists)]), "rarity": rare}
+    scores = copula.scores(copula_text, N, seeds.fleet, fixed)
+    return FixedSamples(held_out, lists, scores)
 
 
 def draw_split(
-    config: Config,
+    settings: PartitionConfig,
     dataset: Dataset,
     fixed: FixedSamples,
     capacity: Int[np.ndarray, "N"],
+    seed: int,
     drawn: Int[np.ndarray, "U"] | None = None,
 ) -> Partition:
     """The samples of each client, drawn or given.
 
     Args:
-      config: all settings.
+      settings: how they are drawn.
       dataset: with the training samples.
       fixed: from `fix_samples`.
       capacity: the most samples that each client ever has.
+      seed: of the split.
       drawn: clients that get theirs, which do not depend on the others; None: all.
 
     Raises:
-      UserError: there are too few samples.
+      UserError: there are too few samples, or a split that cannot have the scores.
     """
     held_out, lists = fixed.held_out, fixed.lists
     if lists:
         if drawn is None:
-            generator = rng.generator(seeds_of(config).split, "partition")
+            generator = rng.generator(seed, "partition")
             return whole_splits.as_partition(lists, generator)
         return whole_splits.as_partition([lists[i] for i in drawn], None)
+    rarity = fixed.scores.get("rarity")
+    if rarity is not None and settings.kind not in ("dirichlet", "shards"):
+        raise UserError(
+            f"--config.partition.kind={settings.kind}: rarity of labels, in "
+            "--config.timeline.copula, needs dirichlet, shards or a given split"
+        )
     rows = np.arange(len(dataset.y_train))
     free = np.setdiff1d(rows, held_out, assume_unique=True)
     try:
-        split = _drawn_split(config, dataset.y_train[free], capacity, drawn)
+        labels = dataset.y_train[free]
+        split = _drawn_split(settings, labels, capacity, seed, rarity, drawn)
     except UserError as error:
         if not len(held_out):
             raise
@@ -94,13 +125,14 @@ def draw_split(
 
 
 def _drawn_split(
-    config: Config,
+    settings: PartitionConfig,
     labels: Int[np.ndarray, "M"],
     capacity: Int[np.ndarray, "N"],
+    seed: int,
+    rarity: Float[np.ndarray, "N"] | None,
     drawn: Int[np.ndarray, "U"] | None,
 ) -> Partition:
     """A drawn split; only where clients share samples at random the others are free."""
-    settings, seed = config.partition, seeds_of(config).split
     total = int(capacity.sum(dtype=np.int64))
     is_shared = settings.replacement and total > len(labels) >= capacity.max()
     if drawn is not None and is_shared and settings.kind == "iid":
@@ -112,7 +144,7 @@ def _drawn_split(
         )
         return Partition(rows, capacity[drawn], (note,))
     generator = rng.generator(seed, "partition")
-    split = partition.make_partition(labels, capacity, settings, generator)
+    split = partition.make_partition(labels, capacity, settings, generator, rarity)
     if drawn is None:
         return split
     width = capacity[drawn].max()

@@ -17,6 +17,7 @@ from tsfl_jax.prepare import weighting
 from tsfl_jax.rules import SECTIONS
 from tsfl_jax.timeline import (
     cohort,
+    copula,
     crowd,
     deliveries,
     feedback,
@@ -55,9 +56,42 @@ class Workload(NamedTuple):
         return np.minimum(np.searchsorted(self.drawn, client), last).astype(np.int32)
 
 
-def _horizon(config: Config) -> float:
-    """Virtual seconds of the run, T·Δ."""
-    return config.num_intervals * config.schedule.interval_seconds
+class Plan(NamedTuple):
+    """The settings that a workload follows from."""
+
+    num_intervals: int  # T
+    num_clients: int  # N
+    batch_size: int
+    schedule: Any  # `ScheduleConfig`
+    timeline: Any  # `TimelineConfig` and `FleetConfig`
+    cohort: cohort.CohortConfig
+    seed: int  # of the fleet
+    counts_all_work: bool  # whether the settings of some rule ask for K of all work
+
+    @property
+    def by_cases(self) -> bool:
+        """Whether there is no clock, and τ is drawn."""
+        return self.timeline.framework == "none"
+
+    @property
+    def horizon(self) -> float:
+        """Virtual seconds of the run, T·Δ."""
+        return self.num_intervals * self.schedule.interval_seconds
+
+
+def plan_of(config: Config) -> Plan:
+    """What of a config decides who works when."""
+    rules = (getattr(config, section) for section in SECTIONS)
+    return Plan(
+        config.num_intervals,
+        config.num_clients,
+        config.batch_size,
+        config.schedule,
+        config.timeline,
+        config.cohort,
+        seeds_of(config).fleet,
+        any(getattr(settings, "counts_all_work", False) for settings in rules),
+    )
 
 
 def groups(text: str) -> tuple[str, ...]:
@@ -69,6 +103,7 @@ def draw_workload(
     config: Config,
     num_samples: Int[np.ndarray, "N"] | None = None,
     sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None = None,
+    scores: copula.Scores | None = None,
 ) -> Workload:
     """Draw the workload of a validated config.
 
@@ -76,6 +111,7 @@ def draw_workload(
       config: all settings.
       num_samples: of each client, where they are given and not drawn.
       sampler: of cohorts, the user's own, in place of that of the settings.
+      scores: of `copula`, of what goes together in a client.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -83,89 +119,92 @@ def draw_workload(
     Raises:
       UserError: a setting that cannot work, in one line.
     """
-    if config.cohort.size:
-        workload = _of_cohorts(config, num_samples, sampler)
+    plan = plan_of(config)
+    if plan.cohort.size:
+        workload = _of_cohorts(plan, num_samples, sampler)
     elif not sampler:
-        workload = _of_all(config, num_samples)
+        workload = _of_all(plan, num_samples, scores or {})
     else:
         raise UserError(
             "sampler=: would be ignored with --config.cohort.size=0; say how many "
             "clients it draws"
         )
-    share, times = config.schedule.arrive_from, workload.schedule
-    times = deliveries.arriving(times, workload.trace, share, _horizon(config))
+    share, times = plan.schedule.arrive_from, workload.schedule
+    times = deliveries.arriving(times, workload.trace, share, plan.horizon)
     return workload._replace(schedule=times)
 
 
-def _of_all(config: Config, num_samples: Int[np.ndarray, "N"] | None) -> Workload:
+def _of_all(
+    plan: Plan, num_samples: Int[np.ndarray, "N"] | None, scores: copula.Scores
+) -> Workload:
     """The workload where all clients take part in each interval or update."""
-    everyone = np.arange(config.num_clients, dtype=np.int32)
-    if config.timeline.framework == "none":
-        times = _draw_by_cases(config)
+    everyone = np.arange(plan.num_clients, dtype=np.int32)
+    if plan.by_cases:
+        times = _draw_by_cases(plan)
         if num_samples is not None:
             size = np.broadcast_to(num_samples.astype(np.int32), times.tau.shape)
             times = times._replace(size=size)
         most = times.size.max(axis=0)
-        return Workload(_complete(config, times), num_samples=most, drawn=everyone)
+        return Workload(_complete(plan, times), num_samples=most, drawn=everyone)
     constant = {"kind": "distribution", "tau_groups": ("constant(1)",), "dropout": 0.0}
-    first = _draw_by_cases(config, num_intervals=1, **constant)
+    first = _draw_by_cases(plan, num_intervals=1, **constant)
     size, notes = first.size[0], first.notes
     if num_samples is not None:
         size = num_samples.astype(size.dtype)
-    fleet = _draw_fleet(config, size)
+    elif "size" in scores:
+        size = size[copula.order(size, scores["size"])]
+    fleet = _draw_fleet(plan, size, scores)
     missing = sum(len(windows) == 0 for windows in fleet.online)
-    if config.timeline.availability and missing:
+    if plan.timeline.availability and missing:
         notes += (
-            f"{config.timeline.availability}: {missing} of {len(fleet.online)} "
+            f"{plan.timeline.availability}: {missing} of {len(fleet.online)} "
             "clients have no row and are always online",
         )
-    trace, tasks = simulate_timeline(config, fleet)
+    trace, tasks = simulate_timeline(plan, fleet)
     times = deliveries.schedule_of(trace, size)._replace(notes=notes)
-    return Workload(_complete(config, times), fleet, trace, tasks, size, everyone)
+    return Workload(_complete(plan, times), fleet, trace, tasks, size, everyone)
 
 
 def _of_cohorts(
-    config: Config,
+    plan: Plan,
     num_samples: Int[np.ndarray, "N"] | None,
     sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None,
 ) -> Workload:
     """The workload where some clients are asked at a time, and only those are drawn."""
-    everyone = _make_crowd(config, num_samples)
-    cohorts = cohort.make_cohorts(everyone, config.cohort, sampler)
+    everyone = _make_crowd(plan, num_samples)
+    cohorts = cohort.make_cohorts(everyone, plan.cohort, sampler)
     num_samples, all_count = everyone.num_samples, True
-    if config.timeline.framework == "none":
-        client, is_asked = cohort.all_asked(cohorts, config.num_intervals)
-        times = _draw_of_crowd(config, everyone, client, is_asked)
+    if plan.by_cases:
+        client, is_asked = cohort.all_asked(cohorts, plan.num_intervals)
+        times = _draw_of_crowd(plan, everyone, client, is_asked)
         workload = Workload(times, num_samples=num_samples)
     else:
-        trace, tasks = simulate_timeline(config, cohorts)
+        trace, tasks = simulate_timeline(plan, cohorts)
         times = deliveries.schedule_of(trace, num_samples, cohorts=True)
         workload = Workload(times, cohorts, trace, tasks, num_samples)
         is_asked = trace.client >= 0
-        all_count = timeline.FRAMEWORKS[config.timeline.framework].all_count
-    times = _complete(config, times, is_asked)
-    if config.cohort.choice is not None:
-        times = _with_candidates(config, everyone, times)
+        all_count = timeline.FRAMEWORKS[plan.timeline.framework].all_count
+    times = _complete(plan, times, is_asked)
+    if plan.cohort.choice is not None:
+        times = _with_candidates(plan, everyone, times)
         # Also who never works: what its data say is asked for.
         return workload._replace(schedule=times, drawn=np.unique(times.client))
     chance = cohort.inclusion(cohorts, times.client, all_count)
     share = weighting.shares(
-        config.cohort.weighting, times, num_samples, chance, config.schedule.dropout
+        plan.cohort.weighting, times, num_samples, chance, plan.schedule.dropout
     )
     times = times._replace(share=share)
     return workload._replace(schedule=times, drawn=deliveries.drawn(times))
 
 
-def _make_crowd(
-    config: Config, num_samples: Int[np.ndarray, "N"] | None
-) -> crowd.Crowd:
-    s, t = config.schedule, config.timeline
-    kind = s.kind if config.timeline.framework == "none" else "distribution"
+def _make_crowd(plan: Plan, num_samples: Int[np.ndarray, "N"] | None) -> crowd.Crowd:
+    s, t = plan.schedule, plan.timeline
+    kind = s.kind if plan.by_cases else "distribution"
     size_groups = groups(s.size_groups)
     return crowd.make_crowd(
-        config.num_clients,
-        seeds_of(config).fleet,
-        sizes=schedule.size_texts(kind, size_groups, s.data_size, config.num_clients),
+        plan.num_clients,
+        plan.seed,
+        sizes=schedule.size_texts(kind, size_groups, s.data_size, plan.num_clients),
         num_samples=num_samples,
         seconds={n: groups(getattr(t, n)) for n in ("speed", "download", "upload")},
         speeds_file=t.speeds,
@@ -176,32 +215,32 @@ def _make_crowd(
     )
 
 
-def _draw_by_cases(config: Config, **changes: Any) -> Schedule:
+def _draw_by_cases(plan: Plan, **changes: Any) -> Schedule:
     """τ and samples of all clients by the settings, but for the changed arguments."""
-    s = config.schedule
+    s = plan.schedule
     arguments: dict[str, Any] = {
         "kind": s.kind,
-        "num_intervals": config.num_intervals,
-        "num_clients": config.num_clients,
+        "num_intervals": plan.num_intervals,
+        "num_clients": plan.num_clients,
         "data_size": s.data_size,
         "tau": tuple(s.tau),
         "tau_groups": groups(s.tau_groups),
         "size_groups": groups(s.size_groups),
         "trace": s.trace,
         "dropout": s.dropout,
-        "rng": rng.generator(seeds_of(config).fleet, "schedule"),
+        "rng": rng.generator(plan.seed, "schedule"),
     }
     return schedule.make_schedule(**arguments | changes)
 
 
 def _draw_of_crowd(
-    config: Config,
+    plan: Plan,
     everyone: crowd.Crowd,
     client: Int[np.ndarray, "T K"],
     is_asked: Bool[np.ndarray, "T K"],
 ) -> Schedule:
     """τ by cases of those who are asked."""
-    s = config.schedule
+    s = plan.schedule
     return crowd.schedule_of(
         everyone,
         client,
@@ -213,24 +252,23 @@ def _draw_of_crowd(
 
 
 def _complete(
-    config: Config, times: Schedule, is_asked: Bool[np.ndarray, "T K"] | None = None
+    plan: Plan, times: Schedule, is_asked: Bool[np.ndarray, "T K"] | None = None
 ) -> Schedule:
     """The schedule with client selection, free riders, K of DMS, times and notes.
 
     K is a mean over the clients that are asked, None: all. That of all work counts what
     clients report, and what those have done that cannot upload.
     """
-    least, by_cases = 0, config.timeline.framework == "none"
+    least, by_cases = 0, plan.by_cases
     if by_cases:
-        seconds = ticks.multiples(len(times.tau), config.schedule.interval_seconds)
-        least, times = config.schedule.upload_above, times._replace(seconds=seconds)
+        seconds = ticks.multiples(len(times.tau), plan.schedule.interval_seconds)
+        least, times = plan.schedule.upload_above, times._replace(seconds=seconds)
     sent = times._replace(tau=np.where(times.tau > least, times.tau, 0))
     uploads = sent.tau > 0
-    rules = (getattr(config, section) for section in SECTIONS)
-    counts_all = by_cases and any(getattr(r, "counts_all_work", False) for r in rules)
-    if config.schedule.free_riders:
-        sent = _with_free_riders(config, sent)
-        times = _with_free_riders(config, times) if counts_all else times
+    counts_all = by_cases and plan.counts_all_work
+    if plan.schedule.free_riders:
+        sent = _with_free_riders(plan, sent)
+        times = _with_free_riders(plan, times) if counts_all else times
     is_asked = np.broadcast_to(True, uploads.shape) if is_asked is None else is_asked
     if counts_all or not is_asked.all():
         work = deliveries.claimed(sent)
@@ -238,28 +276,26 @@ def _complete(
             work = np.where(uploads, work, times.tau)
         threshold = work.sum(axis=1) / np.maximum(is_asked.sum(axis=1), 1)
         sent = sent._replace(threshold=threshold)
-    return sent._replace(notes=sent.notes + _idle_notes(config, sent))
+    return sent._replace(notes=sent.notes + _idle_notes(plan, sent))
 
 
-def _with_free_riders(config: Config, times: Schedule) -> Schedule:
-    s, clients = config.schedule, {}
+def _with_free_riders(plan: Plan, times: Schedule) -> Schedule:
+    s, clients = plan.schedule, {}
     if not times.in_order:
-        clients = {"client": times.client, "num_clients": config.num_clients}
+        clients = {"client": times.client, "num_clients": plan.num_clients}
     tau, reported, _ = schedule.make_free_riders(
         times.tau,
         s.free_riding,
         s.free_riders,
-        rng.generator(seeds_of(config).fleet, "free riders"),
+        rng.generator(plan.seed, "free riders"),
         **clients,
     )
     return times._replace(tau=tau, reported=reported)
 
 
-def _with_candidates(
-    config: Config, everyone: crowd.Crowd, times: Schedule
-) -> Schedule:
+def _with_candidates(plan: Plan, everyone: crowd.Crowd, times: Schedule) -> Schedule:
     """The schedule of candidates, of whom the cohort is chosen while training."""
-    c, client = config.cohort, times.client
+    c, client = plan.cohort, times.client
     note = (
         f"who is asked depends on training: {c.sampler} chooses {c.size} of "
         f"{client.shape[1]} candidates in each interval; work that is known before "
@@ -270,21 +306,21 @@ def _with_candidates(
         return times
     # As if all would deliver: the server does not know who will not.
     sure = everyone._replace(dropout=0.0)
-    whole = _draw_of_crowd(config, sure, client, np.ones(client.shape, bool))
+    whole = _draw_of_crowd(plan, sure, client, np.ones(client.shape, bool))
     steps = whole.tau * local.steps_per_iteration(
-        whole.size, config.batch_size, config.schedule.iteration
+        whole.size, plan.batch_size, plan.schedule.iteration
     )
     lots = feedback.draw_lots(everyone.seed, client, steps, c.preferred, c.penalty)
     return times._replace(lots=lots)
 
 
-def _idle_notes(config: Config, times: Schedule) -> tuple[str, ...]:
+def _idle_notes(plan: Plan, times: Schedule) -> tuple[str, ...]:
     """A note on intervals and clients without work.
 
     Raises:
       UserError: no client works in any interval.
     """
-    s, works = config.schedule, times.tau > 0
+    s, works = plan.schedule, times.tau > 0
     if not works.any():
         names = ("tau", "tau_groups", "trace", "upload_above", "dropout", "free_riders")
         settings = {n: getattr(s, n) for n in ("kind", *names) if getattr(s, n)}
@@ -293,51 +329,56 @@ def _idle_notes(config: Config, times: Schedule) -> tuple[str, ...]:
             f"{flags}: no client does a local iteration in any of {len(works)} "
             "intervals; let some clients have τ >= 1 that is not lost"
         )
-    has_worked = np.zeros(config.num_clients, bool)
+    has_worked = np.zeros(plan.num_clients, bool)
     has_worked[times.client[works]] = True
     missing, empty = np.flatnonzero(~has_worked), int((~works.any(axis=1)).sum())
-    missing = missing[: 0 if config.cohort.size else None]  # most are never asked
+    missing = missing[: 0 if plan.cohort.size else None]  # most are never asked
     parts = []
     if empty:
         parts.append(f"no client trains in {empty} of {len(works)} intervals")
     if len(missing):
         first = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
         parts.append(
-            f"{len(missing)} of {config.num_clients} clients never train ({first})"
+            f"{len(missing)} of {plan.num_clients} clients never train ({first})"
         )
     return ("; ".join(parts),) if parts else ()
 
 
-def _draw_fleet(config: Config, num_samples: Int[np.ndarray, "N"]) -> Fleet:
+def _draw_fleet(
+    plan: Plan, num_samples: Int[np.ndarray, "N"], scores: copula.Scores
+) -> Fleet:
     """Speeds of the clients; they do not depend on the framework."""
-    t = config.timeline
-    if config.schedule.iteration == "step":  # of a mini-batch, however many there are
+    t = plan.timeline
+    if plan.schedule.iteration == "step":  # of a mini-batch, however many there are
         num_samples = np.ones_like(num_samples)
-    return draw_fleet(
-        config.num_clients,
+    fleet = draw_fleet(
+        plan.num_clients,
         num_samples,
         speed=groups(t.speed),
         jitter=t.jitter,
         download=groups(t.download),
         upload=groups(t.upload),
-        dropout=config.schedule.dropout,
+        dropout=plan.schedule.dropout,
         speeds_file=t.speeds,
         availability_file=t.availability,
-        rng=rng.generator(seeds_of(config).fleet, "fleet"),
+        rng=rng.generator(plan.seed, "fleet"),
     )
+    share = num_samples / num_samples.mean()
+    share = np.ones(len(share)) if t.speeds else share
+    return copula.tied(fleet, scores, share, plan.horizon)
 
 
-def simulate_timeline(config: Config, fleet: Fleet | Cohorts) -> Simulation:
+def simulate_timeline(plan: Plan, fleet: Fleet | Cohorts) -> Simulation:
     """Simulate all tasks and updates of T·Δ virtual seconds under the framework."""
-    t, framework = config.timeline, timeline.FRAMEWORKS[config.timeline.framework]
+    t, framework = plan.timeline, timeline.FRAMEWORKS[plan.timeline.framework]
     values = vars(t) | {
-        "num_intervals": config.num_intervals,
-        "interval": config.schedule.interval_seconds,
-        "horizon": _horizon(config),
+        "num_intervals": plan.num_intervals,
+        "interval": plan.schedule.interval_seconds,
+        "horizon": plan.horizon,
         "iterations": t.local_iterations,
     }
     if "rng" in framework.parameters:
-        values["rng"] = rng.generator(seeds_of(config).fleet, "framework")
+        values["rng"] = rng.generator(plan.seed, "framework")
     arguments = framework.arguments(values)
     # A cohort is as fast as the others, about.
     sample = cohort.first_fleet(fleet) if isinstance(fleet, Cohorts) else fleet
@@ -347,12 +388,12 @@ def simulate_timeline(config: Config, fleet: Fleet | Cohorts) -> Simulation:
         if "iterations" in arguments:
             task = sample.download + arguments["iterations"] * task + sample.upload
         pace = framework.pace(task.mean(1), arguments)
-        events = len(task) * (1 + np.mean(_horizon(config) / pace))
+        events = len(task) * (1 + np.mean(plan.horizon / pace))
     if not events <= _MOST_EVENTS:
         speed = f"speeds={t.speeds}" if t.speeds else f"speed={t.speed}"
         raise UserError(
             f"--config.timeline.{speed}: {t.framework} would have to simulate about "
-            f"{events:.2g} tasks and iterations in {_horizon(config):g} "
+            f"{events:.2g} tasks and iterations in {plan.horizon:g} "
             f"virtual seconds, expected at most {_MOST_EVENTS:.0g}; choose slower "
             "clients, or fewer or shorter intervals"
         )

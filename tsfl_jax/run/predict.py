@@ -13,8 +13,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory, targets
 from tsfl_jax.engine import client, evaluation
 from tsfl_jax.prepare import backend, trained
-from tsfl_jax.prepare.network import make_network
-from tsfl_jax.prepare.prepare import accepted, load_dataset
+from tsfl_jax.prepare.prepare import accepted, load_dataset, network_of
 from tsfl_jax.types import Dataset, Params
 
 
@@ -42,7 +41,7 @@ def predict(
     config, custom = accepted(config, model=model, dataset=dataset)
     backend.start_jax(config)
     data = load_dataset(config) if dataset is None else in_memory.check(dataset)
-    network = make_network(config, data, custom)
+    network = network_of(config, data, custom)
     params = trained.fitted(trees.named(params), network.params, "params=")
     labels, model = targets.of(data)[1], network.model
     test = evaluation.make_test_set(data.x_test, labels)

@@ -101,6 +101,9 @@ class FleetConfig:
     availability: str = setting(
         "", "CSV file, client,start,end in seconds; others are always online"
     )
+    copula: str = setting(
+        "", 'correlations, "seconds rarity 0.8"; of seconds, size, rarity, online'
+    )
 
 
 check = checker(General, ScheduleConfig, TimelineConfig, FleetConfig)

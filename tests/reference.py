@@ -47,7 +47,6 @@ def local_training(
     batch_size,
     iteration,
     correction=None,
-    gradient=loss_and_gradient,
 ):
     """τ local iterations of SGD with momentum, proximal term and clipping."""
     w = {k: v.copy() for k, v in w0.items()}
@@ -59,7 +58,7 @@ def local_training(
         order = order_of_pass(key, k // batches, size, len(row))
         start = (k % batches) * batch_size
         chosen = row[order[start : min(start + batch_size, size)]]
-        loss, g = gradient(w, x[chosen], y[chosen])
+        loss, g = loss_and_gradient(w, x[chosen], y[chosen])
         total, count = total + loss, count + len(chosen)
         g = {n: g[n] + hp["mu"] * (w[n] - w0[n]) for n in g}
         if correction is not None:
@@ -122,7 +121,6 @@ def interval(
     algorithm,
     batch_size,
     unit,
-    gradient=loss_and_gradient,
 ):
     """One interval of T-SFL; returns the new model and what was seen on the way."""
 
@@ -150,7 +148,6 @@ def interval(
             local_hp,
             batch_size,
             unit,
-            gradient=gradient,
         )
         models.append(model)
         loss, count = loss + total, count + samples

@@ -22,11 +22,12 @@ from jaxtyping import Float
 from studies import arena, arguments, fleets, study
 from studies.fleets import BOUNDS, FleetNumbers
 from studies.study import Changes
+from studies.verdicts import curves_of
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import prepare
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, p_text, paired_p, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, p_text, paired_p, spread
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import grid, sweeps
 from tsfl_jax.types import Dataset, UserError

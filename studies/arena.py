@@ -19,12 +19,12 @@ from jaxtyping import Array, Float, Int
 from studies import arena_report, arguments, fleets, study
 from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
+from studies.verdicts import curves_of
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import custom_hooks, prepare
 from tsfl_jax.prepare.network import bytes_per_delivery
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import curves_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import grid, sweeps
 from tsfl_jax.types import Dataset, UserError

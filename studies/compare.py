@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from studies import arguments
+from studies.verdicts import curves_of
 from tsfl_jax import config_files, data
 from tsfl_jax.config import READERS, Config, flat, get
 from tsfl_jax.engine import devices
@@ -25,7 +26,6 @@ from tsfl_jax.prepare import prepare
 from tsfl_jax.report import bands, files, progress, style
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
-    curves_of,
     in_time,
     spread,
     spread_of_times,
@@ -243,11 +243,11 @@ def write_comparison(
     rows = comparison_rows(results, target)
     paths = files.write_table(folder, "compare", rows, text)
     seconds = f"s to {100 * target:g} %"
-    curves, lines = {}, {}
+    curves = {}
     for result, row in zip(results, rows, strict=True):
         name = f"{row['framework']}, {seconds}: {row[seconds]}"
-        curves[name], lines[name] = in_time(result.curves), {"line": result.label}
-    figure = bands.bands(curves, title, lines, x=bands.SECONDS, target=target)
+        curves[name] = in_time(result.curves)
+    figure = bands.bands(curves, title, x=bands.SECONDS, target=target)
     return paths + style.save_both(figure, folder / "compare")
 
 

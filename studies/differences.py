@@ -1,11 +1,13 @@
-"""Curves of rules minus those of one rule, a small panel for each."""
+"""Figures of accuracies by rule, and of their differences to one rule."""
 
 import pathlib
+from collections.abc import Mapping
 
 import numpy as np
+import pandas
 import xarray
 
-from tsfl_jax.report import style
+from tsfl_jax.report import bands, style
 
 _COLUMNS = 4
 
@@ -49,3 +51,20 @@ def plot_differences(
     figure.supxlabel("interval", fontsize="medium")
     figure.suptitle(style.title(title))
     return style.save_both(figure, path)
+
+
+def plot_bands(
+    curves: Mapping[str, np.ndarray], path: pathlib.Path, title: str = ""
+) -> list[pathlib.Path]:
+    """Write the figure of accuracies as PNG and PDF; see `bands.bands`.
+
+    Args:
+      curves: label → ``[n, T]``; a label may be the name of a rule or framework.
+      path: without a suffix.
+      title: above the figure.
+    """
+    frames = {
+        name: pandas.DataFrame(values.T, np.arange(1, values.shape[1] + 1))
+        for name, values in curves.items()
+    }
+    return style.save_both(bands.bands(frames, title), path)

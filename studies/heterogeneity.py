@@ -14,10 +14,10 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from studies import arguments, compare, study
+from studies.differences import plot_bands
 from studies.study import Case, Changes, Runs, Study
 from tsfl_jax.config import Config, get, read
 from tsfl_jax.report import files, style
-from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.run import grid
 from tsfl_jax.theory.bounds import heterogeneity_degree

@@ -23,10 +23,11 @@ from jaxtyping import Array, Float
 
 from studies import arguments, study
 from studies.study import Row
+from studies.verdicts import diverged_note
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files
-from tsfl_jax.report.statistics import diverged_note, spread
+from tsfl_jax.report.statistics import spread
 from tsfl_jax.run import grid
 from tsfl_jax.types import UserError
 

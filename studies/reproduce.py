@@ -16,19 +16,14 @@ import numpy as np
 import pandas as pd
 
 from studies import arguments, paper_results, study
+from studies.differences import plot_bands
 from studies.paper_results import ALGORITHMS
+from studies.verdicts import curves_of, diverged_note
 from tsfl_jax import config_files
 from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files, paper, style
-from tsfl_jax.report.bands import plot_bands
-from tsfl_jax.report.statistics import (
-    OVER_SEEDS,
-    confidence_interval,
-    curves_of,
-    diverged_note,
-    spread,
-)
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.run import grid, sweeps
 from tsfl_jax.types import UserError
 

@@ -20,11 +20,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Num
 
 from studies import arguments
+from studies.verdicts import curves_of, diverged_note
 from tsfl_jax import config_files
 from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import curves_of, diverged_note, spread
+from tsfl_jax.report.statistics import spread
 from tsfl_jax.run import grid, sweeps
 from tsfl_jax.types import UserError
 

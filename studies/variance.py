@@ -18,7 +18,7 @@ from studies.verdicts import LEVEL
 from tsfl_jax import rng
 from tsfl_jax.config import SEEDS
 from tsfl_jax.report import files
-from tsfl_jax.report.statistics import left_out, p_text
+from tsfl_jax.report.statistics import has_diverged, p_text
 from tsfl_jax.report.table import grouped
 from tsfl_jax.run import grid
 from tsfl_jax.types import UserError
@@ -217,7 +217,7 @@ def _table_of(
     table = np.full([len(values) for values in axes.values()], np.nan)
     for row in rows:
         place = tuple(values.index(row[n]) for n, values in axes.items())
-        table[place] = np.nan if left_out(row) else row[score]
+        table[place] = np.nan if has_diverged(row) else row[score]
     whole = len(rows) == table.size and np.isfinite(table).all()
     return table if whole else None
 
@@ -229,7 +229,7 @@ narrow here: lanes that share a seed are not independent.)"""
 def _no_analysis(rows: Sequence[Row]) -> str:
     """Why there is none, in a line."""
     why = "not each combination of seeds has one lane with a result"
-    lost = sum(bool(left_out(row)) for row in rows)
+    lost = sum(has_diverged(row) for row in rows)
     if lost:
         why += f"; of {len(rows)} lanes {lost} diverged"
     return f"\nNo analysis of variance: {why}.\n\n{_NARROW}\n"

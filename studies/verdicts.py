@@ -1,11 +1,12 @@
 """What paired tests say, and means over the seeds of labelled arrays."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray
+from jaxtyping import Float
 
 from tsfl_jax.report.statistics import confidence_interval, holm, p_text, paired_p
 
@@ -87,3 +88,27 @@ def tested(
     texts: dict[str, Any] = {"output_dtypes": [object]}
     said = each(say, gains, p, input_core_dims=[["seed"], []], **texts)
     return each(p_text, p, **texts), said
+
+
+def curves_of(history: Mapping[Any, Any], classes: int) -> Float[np.ndarray, "*L T"]:
+    """Test accuracies of runs; one that diverged is scored at chance level.
+
+    What it reached before it diverged must not make it look good.
+
+    Args:
+      history: of one or more runs, or their table: ``test_accuracy`` in [0, 1], NaN
+        where not tested, and ``diverged``: the run had lost every model by then.
+      classes: number of them, ≥ 1.
+    """
+    accuracy = np.array(history["test_accuracy"], float)
+    tested = np.isfinite(accuracy).reshape(-1, accuracy.shape[-1]).any(axis=0)
+    tested |= ~tested.any()  # lost before the first test
+    lost = np.asarray(history["diverged"]).any(axis=-1)
+    accuracy[lost] = np.where(tested, 1 / classes, np.nan)
+    return accuracy
+
+
+def diverged_note(history: Mapping[str, np.ndarray]) -> str:
+    """How many runs diverged, for a note; "" if none. `curves_of` has what they get."""
+    lost = int(np.asarray(history["diverged"]).any(axis=-1).sum())
+    return f"{lost} diverged, scored at chance level" if lost else ""

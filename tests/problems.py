@@ -124,15 +124,6 @@ def run_examples(module: types.ModuleType) -> doctest.TestResults:
     return runner.summarize()
 
 
-def same_in_lanes(function, *arguments) -> None:
-    """Checks that jit and vmap change nothing; a leading axis on all arguments."""
-    lanes = jax.jit(jax.vmap(function))(*arguments)
-    for i in range(len(arguments[0])):
-        one = [x[i] for x in arguments]
-        np.testing.assert_allclose(lanes[i], function(*one), rtol=1e-6)
-        np.testing.assert_allclose(lanes[i], jax.jit(function)(*one), rtol=1e-6)
-
-
 def hparams(**changes) -> HParams:
     """Plain SGD, constants given, no limits, and the rules' defaults.
 

@@ -36,29 +36,20 @@ def loss_and_gradient(w, x, y):
 
 
 def local_training(
-    w0,
-    x,
-    y,
-    row,
-    tau,
-    size,
-    key,
-    hp,
-    batch_size,
-    iteration,
-    correction=None,
+    w0, x, y, row, tau, size, key, hp, batch_size, unit, correction=None, gradient=None
 ):
     """τ local iterations of SGD with momentum, proximal term and clipping."""
     w = {k: v.copy() for k, v in w0.items()}
     velocity = {k: np.zeros_like(v) for k, v in w0.items()}
     batches = -(-size // batch_size)
-    steps = tau * batches if iteration == "pass" else tau
+    steps = tau * batches if unit == "pass" else tau
+    gradient = gradient or loss_and_gradient
     total, count = 0.0, 0
     for k in range(steps):
         order = order_of_pass(key, k // batches, size, len(row))
         start = (k % batches) * batch_size
         chosen = row[order[start : min(start + batch_size, size)]]
-        loss, g = loss_and_gradient(w, x[chosen], y[chosen])
+        loss, g = gradient(w, x[chosen], y[chosen])
         total, count = total + loss, count + len(chosen)
         g = {n: g[n] + hp["mu"] * (w[n] - w0[n]) for n in g}
         if correction is not None:
@@ -108,19 +99,7 @@ def dms(key, ids, tau, hp):
 
 
 def interval(
-    w,
-    x,
-    y,
-    rows,
-    ids,
-    tau,
-    size,
-    key,
-    t,
-    hp,
-    algorithm,
-    batch_size,
-    unit,
+    w, x, y, rows, ids, tau, size, key, t, hp, name, batch_size, unit, gradient=None
 ):
     """One interval of T-SFL; returns the new model and what was seen on the way."""
 
@@ -128,38 +107,25 @@ def interval(
         return jax.random.fold_in(rng.fold(key, purpose), t)
 
     share = tau > 0
-    if algorithm == "dms":
+    if name == "dms":
         rho, selected = dms(stream("rule"), ids, tau, hp)
     else:
-        raw = share * (1.0 if algorithm == "fedasync" else size)
+        raw = share * (1.0 if name == "fedasync" else size)
         rho, selected = raw / raw.sum() if raw.sum() else raw * 1.0, share
-    local_hp = dict(hp, mu=hp["mu"] if algorithm == "fedprox" else 0.0)
-    models, loss, count = [], 0.0, 0
-    for i in range(len(tau)):
-        client_key = jax.random.fold_in(stream("training"), int(ids[i]))
-        model, total, samples = local_training(
-            w,
-            x,
-            y,
-            rows[i],
-            tau[i],
-            size[i],
-            client_key,
-            local_hp,
-            batch_size,
-            unit,
-        )
-        models.append(model)
-        loss, count = loss + total, count + samples
-    new = {k: v.copy() for k, v in w.items()}
+    local_hp = dict(hp, mu=hp["mu"] if name == "fedprox" else 0.0)
+    trained = []
+    for i, client in enumerate(ids):
+        client_key = jax.random.fold_in(stream("training"), int(client))
+        work = tau[i], size[i], client_key, local_hp, batch_size, unit
+        trained.append(local_training(w, x, y, rows[i], *work, gradient=gradient))
+    models, losses, counts = zip(*trained, strict=True)
+    new = w
     if rho.sum() > 0:
         new = {k: sum(r * m[k] for r, m in zip(rho, models, strict=True)) for k in w}
-        if algorithm == "fedasync":
-            new = {
-                k: hp["fedasync__gamma"] * w[k] + (1 - hp["fedasync__gamma"]) * new[k]
-                for k in w
-            }
-    return new, rho, selected, loss / max(count, 1)
+        if name == "fedasync":
+            gamma = hp["fedasync__gamma"]
+            new = {k: gamma * w[k] + (1 - gamma) * new[k] for k in w}
+    return new, rho, selected, sum(losses) / max(sum(counts), 1)
 
 
 def vector(w):
@@ -364,19 +330,9 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
             if name == "scaffold":
                 c = variates[trace.version[r, k]]
                 correction = unvector(c - server["own"][i], like)
-            end, _, _ = local_training(
-                unvector(start, like),
-                x,
-                y,
-                rows[i],
-                trace.iterations[r, k],
-                size[i],
-                jax.random.fold_in(task_key, int(i)),
-                hp,
-                batch_size,
-                unit,
-                correction,
-            )
+            work = trace.iterations[r, k], size[i], jax.random.fold_in(task_key, int(i))
+            w_start, work = unvector(start, like), (*work, hp, batch_size, unit)
+            end, _, _ = local_training(w_start, x, y, rows[i], *work, correction)
             batches = -(-size[i] // batch_size) if unit == "pass" else 1
             starts.append(start)
             ends.append(vector(end))

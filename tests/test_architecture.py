@@ -64,12 +64,6 @@ def test_a_folder_imports_only_from_those_above_it(path):
         assert ORDER.index(other) <= ORDER.index(here), f"{path}: imports {other}"
 
 
-def test_the_package_does_not_import_the_studies_beside_it():
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            assert "studies" not in [name.split(".")[0] for name in modules(node)], path
-
-
 def test_the_order_names_only_what_exists():
     there = {place(path) for path in FILES} - ENTRY_POINTS
     assert there <= set(ORDER)
@@ -135,31 +129,6 @@ def test_dependencies_are_those_that_are_imported():
     assert "chex" in found  # checks of shapes where a custom rule hands over arrays
 
 
-def annotations_of_public(body: list[ast.stmt]) -> set[str]:
-    """Names in the annotations of public classes, functions, and methods."""
-    found = set()
-    for node in body:
-        if getattr(node, "name", "_").startswith("_"):
-            continue
-        if isinstance(node, ast.ClassDef):
-            fields = [n.annotation for n in node.body if isinstance(n, ast.AnnAssign)]
-            found |= annotations_of_public(node.body)
-        elif isinstance(node, ast.FunctionDef):
-            every = [n for n in ast.walk(node.args) if isinstance(n, ast.arg)]
-            fields = [node.returns, *(n.annotation for n in every)]
-        for name in (n for field in fields if field for n in ast.walk(field)):
-            found |= {name.id} if isinstance(name, ast.Name) else set()
-    return found
-
-
-@pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_public_annotations_name_public_classes(path):
-    """The documentation links the classes of annotations, and has no private ones."""
-    body = ast.parse(path.read_text()).body
-    private = {n.name for n in body if isinstance(n, ast.ClassDef) and n.name[0] == "_"}
-    assert not private & annotations_of_public(body)
-
-
 def test_settings_are_read_in_prepare_and_run_only():
     """Others may name the type `Config`; components say what does not go together."""
     for path in FILES:
@@ -173,16 +142,3 @@ def test_settings_are_read_in_prepare_and_run_only():
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 read = node.value.id == "config" and node not in own
                 assert not read, f"{path}: config.{node.attr}"
-
-
-def test_one_module_knows_where_the_files_of_experiments_are():
-    for path in FILES:
-        if path.stem != "config_files":
-            assert '/ "configs"' not in path.read_text(), path
-
-
-@pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_libraries_of_tables_and_figures_are_imported_when_used(path):
-    for node in ast.parse(path.read_text()).body:  # not inside functions
-        for name in modules(node):
-            assert name.split(".")[0] not in ("matplotlib", "scipy", "tensorboardX")

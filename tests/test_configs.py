@@ -139,10 +139,3 @@ def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
     components.check(config.SETTINGS, "timeline.buffer", 5, 5, "num_clients")
     with pytest.raises(UserError, match="≤ 5 = --config.num_clients"):
         components.check(config.SETTINGS, "timeline.buffer", 6, 5, "num_clients")
-
-
-def test_settings_by_flat_name():
-    plain = config.Config()
-    changed = config.replace(plain, {"lr": 0.5, "data.name": "mnist"})
-    assert config.get(changed, "data.name") == "mnist" and changed.lr == 0.5
-    assert plain == config.Config(), "the given one stays"

@@ -44,18 +44,6 @@ def test_pages_are_short_to_read():
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
 
 
-def test_every_page_is_in_a_menu():
-    """Except tables that studies wrote, pages of the site's root, and sources."""
-    menu = (DOCS / "index.md").read_text()
-    for page in DOCS.rglob("*.md"):
-        name = page.relative_to(DOCS).with_suffix("")
-        if {"_build", "api"} & set(name.parts) or str(name) == "index":
-            continue
-        if name.parts[0] == "results" and name.name != "README":
-            continue
-        assert re.search(rf"^{re.escape(str(name))}$", menu, re.M), name
-
-
 def test_markup_in_docstrings_is_escaped():
     sys.path.insert(0, str(DOCS / "_extensions"))
     try:

@@ -23,47 +23,6 @@ from tsfl_jax.types import Constants, UserError
 APP = pathlib.Path(__file__).parents[1] / "docs" / "examples" / "flower"
 HPARAMS = tsfl_jax.HParams(lr=0.5, constants=Constants(1.51, 0.37, 0.034))
 PACES, SECONDS = (0.75, 1.5, 3.0), 4.0
-TAU, SIZE = [3, 0, 1, 2], [10, 1, 30, 20]
-
-
-def dms_weights(key, tau):
-    constants = HPARAMS.constants._asdict()
-    return tsfl_jax.dms_weights(key, np.array(tau), lr=0.5, **constants)
-
-
-@pytest.mark.parametrize("name", ["dms", "fedavg", "fednova", "median", "fedadam"])
-def test_the_model_is_that_of_the_rule(name):
-    """With the clients that replied; for weights Σ ρ_i w_i, computed apart."""
-    draws = np.random.default_rng(0)
-    old, *models = (
-        {"a": draws.normal(size=(2, 3)).astype(np.float32), "b": np.float32([i])}
-        for i in range(4)
-    )
-    rule, nodes, key = tsfl_jax.AGGREGATORS[name], [5, 7, 6, 8], rng.key(3)
-    replies = {
-        node: ({n: model[n] - old[n] for n in old}, tau, size)
-        for node, model, tau, size in zip(
-            (5, 6, 8), models, (3, 1, 2), (10, 30, 20), strict=True
-        )
-    }
-    new, memory, done = flower._aggregated(
-        rule, nodes, replies, old, (None, {}), (), HPARAMS, key
-    )
-    assert done.tau.tolist() == TAU and done.size.tolist() == SIZE
-    assert memory[1] == {5: 10, 7: 0, 6: 30, 8: 20}
-    if name == "dms":
-        rho = dms_weights(key, TAU)
-        np.testing.assert_allclose(done.rho, rho)
-    if name == "fedavg":
-        np.testing.assert_allclose(done.rho, np.array([1, 0, 3, 2]) / 6, rtol=1e-6)
-    for leaf in old:
-        own = np.stack([m[leaf] for m in models])
-        if name == "median":
-            np.testing.assert_allclose(new[leaf], np.median(own, axis=0), atol=1e-6)
-        elif name in ("dms", "fedavg"):
-            expected = np.tensordot(done.rho[[0, 2, 3]], own, 1)
-            np.testing.assert_allclose(new[leaf], expected, atol=1e-6)
-        assert new[leaf].dtype == old[leaf].dtype and np.isfinite(new[leaf]).all()
 
 
 def record(model):
@@ -119,6 +78,41 @@ def reply_of(*arguments):
     return functools.partial(reply, *arguments)
 
 
+@pytest.mark.parametrize("name", ["dms", "fedavg", "median"])
+def test_the_model_is_that_of_the_rule(name):
+    """With the clients that replied; for weights Σ ρ_i w_i, computed apart."""
+    draws, server = np.random.default_rng(0), made(name, hparams=HPARAMS, seed=3)
+    old, *models = (
+        {"a": draws.normal(size=(2, 3)).astype(np.float32), "b": np.float32([i])}
+        for i in range(4)
+    )
+    replies = {5: (3, 10), 6: (1, 30), 8: (2, 20)}
+    replies = {
+        node: reply(model, *counts)
+        for model, (node, counts) in zip(models, replies.items(), strict=True)
+    }
+    random.seed(0)
+    new, _ = one_round(server, 1, old, replies, nodes=[5, 6, 7, 8])
+    (done,) = server.rounds
+    order = np.argsort(done.nodes)
+    assert done.tau[order].tolist() == [3, 1, 0, 2]
+    assert done.size[order].tolist() == [10, 30, 1, 20]
+    if name == "dms":
+        key = jax.random.fold_in(rng.fold(rng.key(3), "rule"), 1)
+        constants = HPARAMS.constants._asdict()
+        rho = tsfl_jax.dms_weights(key, done.tau, lr=0.5, **constants)
+        np.testing.assert_allclose(done.rho, rho)
+    for leaf in old:
+        own = np.stack([m[leaf] for m in models])
+        expected = np.median(own, axis=0)
+        if name != "median":
+            rho = done.rho[order][[0, 1, 3]]
+            expected = np.tensordot(rho, own, 1)
+        np.testing.assert_allclose(new[leaf], expected, atol=1e-6)
+    if name == "fedavg":
+        np.testing.assert_allclose(done.rho[order], np.array([1, 3, 0, 2]) / 6)
+
+
 ONE, NAN = {"w": np.float32([1, 2])}, float("nan")
 MISFITS = {
     "shape": reply_of({"w": np.float32([1])}),
@@ -128,7 +122,7 @@ MISFITS = {
     "not finite": reply_of({"w": np.float32([1, NAN])}),
     "beyond float32": reply_of({"w": np.array([1, 1e300])}),
     **{f"tau {v}": reply_of(ONE, v) for v in (None, NAN, 2**31, -1, 2.9, [1])},
-    **{f"size {v}": reply_of(ONE, 1, v) for v in (None, NAN, 1e12, -1, 0, 1.5)},
+    "size 0": reply_of(ONE, 1, 0),
 }
 
 
@@ -332,26 +326,3 @@ def test_flowers_own_runtime_delivers_what_the_simulation_says(fleet, tmp_path):
         assert {s for s, t in zip(size, tau, strict=True) if t} == {599}
         assert rejected == 0
     assert "accuracy 0.9" in rest or "accuracy 0.8" in rest
-
-
-@pytest.mark.slow
-def test_flowers_own_runtime_goes_on_without_a_client_that_sends_nonsense(
-    fleet, tmp_path
-):
-    """The fastest one sends the bias only, and another metric."""
-    app = tmp_path / "app"
-    shutil.copytree(APP, app)
-    client = app / "fleet" / "client.py"
-    text = client.read_text()
-    line = "    content = {"
-    assert text.count(line) == 1
-    nonsense = (
-        "    if number == 0:\n"
-        '        arrays = {"bias": arrays["bias"]}\n'
-        '        metrics = {"tau": 2.5}\n'
-    )
-    client.write_text(text.replace(line, nonsense + line))
-    rounds, _ = logged(app, fleet, tmp_path, 2)
-    expected = simulated_tau()
-    for (_, tau, _, _, rejected), own in zip(rounds, expected, strict=False):
-        assert sorted(tau) == sorted([0, *own[1:]]) and rejected == 1

@@ -17,6 +17,7 @@ from tsfl_jax import cli, command
 def test_the_request_to_end_saves_as_ctrl_c(tmp_path):
     given = [sys.executable, "launch.py", f"--workdir={tmp_path}"]
     given += ["--config.num_intervals=5000", "--config.report_every=5"]
+    given += ["--config.algorithm=fedavg", "--config.model.hidden=0"]
     options = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE}
     with subprocess.Popen(given, text=True, **options) as run:
         deadline = time.time() + 60
@@ -36,7 +37,7 @@ def test_an_interrupt_that_a_callback_dropped_ends_a_study_after_its_call(
     monkeypatch.setattr(command, "_signals", [signal.SIGINT])
     swept = [{"seed": [0]}] if call is tsfl_jax.sweep else []
     with pytest.raises(KeyboardInterrupt):
-        call(small(), *swept)
+        call(small(hidden=0, algorithm="fedavg"), *swept)
     with pytest.raises(KeyboardInterrupt):
         cli._interrupts()
 

@@ -67,8 +67,3 @@ __all__ += ["AGGREGATORS", "rules", "dms"]
 __all__ += ["dms_weights", "affine_weights", "coupling", "filter_probability"]
 __all__ += ["theory", "BoundConstants", "bound_optimal_weights", "kkt_residual"]
 __all__ += ["theorem1_bound", "theorem2_weights", "theorem4_bound"]
-
-
-def __dir__() -> list[str]:
-    """The names meant for users; submodules are not listed."""
-    return sorted([*__all__, "__version__"])

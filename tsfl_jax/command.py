@@ -35,6 +35,9 @@ def check_stopped() -> None:
         raise KeyboardInterrupt
 
 
+started: list[str] = []  # the words of this process's command; none in a program
+
+
 class Ended(Exception):  # noqa: N818, it is not always an error
     """The end of a command: a line and an exit code."""
 
@@ -74,6 +77,7 @@ def run(program: str, main: Callable[[list[str]], None], texts: list[str]) -> No
       main: takes the arguments.
       texts: the arguments, without the program's name.
     """
+    started[:] = ["python"] * program.endswith(".py") + [*program.split(), *texts]
     try:
         signal.signal(signal.SIGINT, _raise)
         try:

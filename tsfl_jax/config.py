@@ -21,7 +21,6 @@ from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import EvaluationConfig
 from tsfl_jax.data.partition import PARTITIONS, PartitionConfig
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.data.skew import SkewConfig
 from tsfl_jax.models.networks import MODELS, ModelConfig
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.sections import (
@@ -56,7 +55,7 @@ LISTS: dict[str, Mapping[str, Any]] = {"uplink.chain": PARTS}
 # Components that are in every experiment.
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
-    *(ConstantsConfig, SeedsConfig, CohortConfig, SkewConfig, EvaluationConfig),
+    *(ConstantsConfig, SeedsConfig, CohortConfig, EvaluationConfig),
     *(StopConfig, UplinkConfig, LocalLayers),
 )
 

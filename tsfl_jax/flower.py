@@ -20,6 +20,7 @@ from tsfl_jax.rules.base import Aggregator, with_defaults
 from tsfl_jax.rules.custom import aggregate, init_rule, resized, weights
 from tsfl_jax.types import HParams, Params, PRNGKey, UserError, one_line
 
+_Base: Any = object  # Flower's FedAvg, by `strategy`: it need not be installed
 _LOG = logging.getLogger("tsfl_jax")
 TAU, SECONDS = "tau", "seconds"
 # Parts of the names of batch statistics in PyTorch, Keras and Flax.
@@ -87,62 +88,87 @@ def strategy(
         rule = AGGREGATORS[rule]
     _check(rule, hparams, seconds)
     parts = (buffers,) if isinstance(buffers, str) else tuple(buffers)
-    return _make(flower.FedAvg, rule, seconds, hparams, seed, parts, settings)
+    kind = type("Strategy", (_Strategy, flower.FedAvg), {})
+    return kind(rule, float(seconds), hparams, rng.key(seed), parts, settings)
 
 
-def _make(
-    base: Any,
-    rule: Aggregator,
-    seconds: float,
-    hparams: HParams,
-    seed: int,
-    buffers: tuple[str, ...],
-    settings: dict[str, Any],
-) -> Any:
-    """The strategy; `base` is Flower's ``FedAvg``."""
+class _Strategy(_Base):
+    """Flower's choice of clients and metrics, with our aggregation."""
 
-    class Strategy(base):
-        """Flower's choice of clients and metrics, with our aggregation."""
+    def __init__(
+        self,
+        rule: Aggregator,
+        seconds: float,
+        hparams: HParams,
+        key: PRNGKey,
+        buffers: tuple[str, ...],
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__(**settings)
+        self._rule, self._seconds, self._buffers = rule, seconds, buffers
+        self._hparams, self._key = hparams, rng.fold(key, "rule")
+        self._model, self._nodes = {}, []
+        # The rule's state; |D_i| as last reported, by node in order of appearance.
+        self._state, self._sizes = None, {}
+        self.rounds: list[Round] = []
 
-        def __init__(self) -> None:
-            super().__init__(**settings)
-            self.rounds: list[Round] = []
-            self._model, self._nodes, self._memory = {}, [], (None, {})
+    def configure_train(
+        self, server_round: int, arrays: Any, config: Any, grid: Any
+    ) -> Iterable[Any]:
+        self._model = {name: array.numpy() for name, array in arrays.items()}
+        config[SECONDS] = self._seconds
+        messages = [*super().configure_train(server_round, arrays, config, grid)]
+        self._nodes = [message.metadata.dst_node_id for message in messages]
+        return messages
 
-        def configure_train(
-            self, server_round: int, arrays: Any, config: Any, grid: Any
-        ) -> Iterable[Any]:
-            self._model = {name: array.numpy() for name, array in arrays.items()}
-            config[SECONDS] = float(seconds)
-            messages = [*super().configure_train(server_round, arrays, config, grid)]
-            self._nodes = [message.metadata.dst_node_id for message in messages]
-            return messages
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Any]
+    ) -> tuple[Any, Any]:
+        if not self._nodes:
+            return None, None
+        valid, _ = self._check_and_log_replies(replies, True, validate=False)
+        old, size_name = self._model, self.weighted_by_key
+        fitting = _fitting(valid, lambda reply: _read(reply, old, size_name))
+        key = jax.random.fold_in(self._key, server_round)
+        updates = {node: update for node, (update, _) in fitting.items()}
+        new, record = self._aggregated(updates, key)
+        rejected = len(valid) - len(fitting)
+        self.rounds.append(record._replace(rejected=rejected))
+        mean = _mean_metrics(self.train_metrics_aggr_fn, fitting, size_name)
+        return _record(new), mean
 
-        def aggregate_train(
-            self, server_round: int, replies: Iterable[Any]
-        ) -> tuple[Any, Any]:
-            if not self._nodes:
-                return None, None
-            valid, _ = self._check_and_log_replies(replies, True, validate=False)
-            size_name, old = self.weighted_by_key, self._model
-            fitting = _fitting(valid, lambda reply: _read(reply, old, size_name))
-            key = jax.random.fold_in(rng.fold(rng.key(seed), "rule"), server_round)
-            updates = {node: update for node, (update, _) in fitting.items()}
-            new, self._memory, record = _aggregated(
-                rule, self._nodes, updates, old, self._memory, buffers, hparams, key
-            )
-            rejected = len(valid) - len(fitting)
-            self.rounds.append(record._replace(rejected=rejected))
-            mean = _mean_metrics(self.train_metrics_aggr_fn, fitting, size_name)
-            return _record(new), mean
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
+        valid, _ = self._check_and_log_replies(replies, False, validate=False)
+        size_name = self.weighted_by_key
+        fitting = _fitting(valid, lambda reply: _count(reply, size_name, 1))
+        return _mean_metrics(self.evaluate_metrics_aggr_fn, fitting, size_name)
 
-        def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
-            valid, _ = self._check_and_log_replies(replies, False, validate=False)
-            size_name = self.weighted_by_key
-            fitting = _fitting(valid, lambda reply: _count(reply, size_name, 1))
-            return _mean_metrics(self.evaluate_metrics_aggr_fn, fitting, size_name)
-
-    return Strategy()
+    def _aggregated(
+        self, replies: dict[int, Reply], key: PRNGKey
+    ) -> tuple[dict[str, np.ndarray], Round]:
+        """The new model and the round's record."""
+        rule, model, nodes = self._rule, self._model, self._nodes
+        zeros = {name: np.zeros_like(w) for name, w in model.items()}
+        answers = {n: replies.get(n, (zeros, 0, self._sizes.get(n, 0))) for n in nodes}
+        self._sizes |= {node: size for node, (_, _, size) in answers.items()}
+        old = _variables(model, self._buffers)
+        size, ids = np.array([*self._sizes.values()], np.float32), [*self._sizes]
+        if self._state is None:
+            self._state = init_rule(rule, old, len(size), size=size)
+        counts = {
+            "tau": np.array([tau for _, tau, _ in answers.values()], np.int32),
+            "size": np.array([max(self._sizes[n], 1) for n in nodes], np.int32),
+            "client": np.array([ids.index(node) for node in nodes], np.int32),
+        }
+        stacked = {n: np.stack([u[n] for u, _, _ in answers.values()]) for n in model}
+        updates = _variables(stacked, self._buffers)
+        settings = {"hparams": self._hparams, "key": key}
+        state = resized(rule, old, self._state, size)
+        new, self._state = aggregate(rule, updates, old, state, **counts, **settings)
+        new = new["params"] | new["buffers"]
+        new = {name: np.asarray(new[name], w.dtype) for name, w in model.items()}
+        rho = None if rule.stacks else weights(rule, **counts, **settings)
+        return new, Round(nodes, counts["tau"], counts["size"], rho)
 
 
 def _fitting(
@@ -238,36 +264,3 @@ def _variables(arrays: dict[str, Any], buffers: tuple[str, ...]) -> Params:
         is_buffer = any(part in name for part in buffers) or not trees.inexact(array)
         parts["buffers" if is_buffer else "params"][name] = array
     return parts
-
-
-def _aggregated(
-    rule: Aggregator,
-    nodes: list[int],
-    replies: dict[int, Reply],
-    model: dict[str, np.ndarray],
-    memory: tuple[Any, dict[int, int]],
-    buffers: tuple[str, ...],
-    hparams: HParams,
-    key: PRNGKey,
-) -> tuple[dict[str, np.ndarray], tuple[Any, dict[int, int]], Round]:
-    """The new model, the rule's state with |D_i| by node, and the round's record."""
-    state, sizes = memory  # |D_i| as last reported, by node in order of appearance
-    zeros = {name: np.zeros_like(w) for name, w in model.items()}
-    answers = {n: replies.get(n, (zeros, 0, sizes.get(n, 0))) for n in nodes}
-    sizes = sizes | {node: size for node, (_, _, size) in answers.items()}
-    old, size = _variables(model, buffers), np.array([*sizes.values()], np.float32)
-    if state is None:
-        state = init_rule(rule, old, len(size), size=size)
-    state, ids = resized(rule, old, state, size), list(sizes)
-    counts = {
-        "tau": np.array([tau for _, tau, _ in answers.values()], np.int32),
-        "size": np.array([max(sizes[node], 1) for node in nodes], np.int32),
-        "client": np.array([ids.index(node) for node in nodes], np.int32),
-    }
-    stacked = {n: np.stack([u[n] for u, _, _ in answers.values()]) for n in model}
-    updates, settings = _variables(stacked, buffers), {"hparams": hparams, "key": key}
-    new, state = aggregate(rule, updates, old, state, **counts, **settings)
-    new = new["params"] | new["buffers"]
-    new = {name: np.asarray(new[name], w.dtype) for name, w in model.items()}
-    rho = None if rule.stacks else weights(rule, **counts, **settings)
-    return new, (state, sizes), Round(nodes, counts["tau"], counts["size"], rho)

@@ -72,8 +72,7 @@ STREAMS = {
     "views": 60,  # on the host, by client id: where its view of the samples starts
     "table order": 61,  # on the host, of the samples that views are cut from
     "whole split": 62,  # on the host, of all samples
-    "skew": 63,  # on the host, noise of samples and labels
-    "copula": 64,  # on the host, by client id
+    "skew": 63,  # on the host, noise of labels
     "scored clients": 65,  # on the host, with seed 0
     # On the host, of cohorts; the others by client id.
     "cohort": 70,  # who is asked, by tier and interval

@@ -8,13 +8,11 @@ section.
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.types import UserError
 
 # The formulas are in `engine.optimizers.scheduled`.
 LR_SCHEDULES = {
@@ -42,15 +40,6 @@ class ConstantsConfig:
         "the largest of all clients; or of 8, L by power iteration or by one step",
         ("bounds", "power", "quotient"),
     )
-
-    def check(self, config: Any, rule: Any) -> None:
-        """Refuse a variance that no noise has."""
-        del config, rule
-        if self.grad_variance == 0:
-            raise UserError(
-                "--config.constants.grad_variance=0.0: must be finite and not 0; a "
-                "negative value has it estimated"
-            )
 
 
 @component("seeds")

@@ -10,8 +10,7 @@ from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, replace
 from tsfl_jax.prepare import prepare
-from tsfl_jax.report import collect, statistics
-from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.report import collect
 from tsfl_jax.run import grid, sweeps
 
 DIGITS = replace(Config(), arena.DATA["digits"])
@@ -24,14 +23,6 @@ def digits():
 
 def fleet_of(numbers, digits, **changes):
     return fleets.make_fleet(replace(DIGITS, changes), numbers, digits)
-
-
-def test_equal_clients(digits):
-    fleet = fleet_of(FleetNumbers(pace=2.5), digits)
-    # Unfinished iterations continue: 2, 3, 2, 3, …, the same for all.
-    np.testing.assert_array_equal(fleet.tau[:, 0], [2, 3] * 15)
-    assert (fleet.tau == fleet.tau[:, :1]).all()
-    assert (fleet.size == 44).all()
 
 
 def test_each_number_does_what_it_says(digits):
@@ -64,18 +55,6 @@ def test_pace_follows_the_labels_of_the_run_itself(digits, sign, tmp_path):
     order = np.argsort(np.argsort(mean))
     pace = sign * made.tau.sum(axis=0)
     assert np.corrcoef(order, pace)[0, 1] > 0.85
-
-
-def test_rules_are_all_there_are_that_need_no_settings_of_their_own():
-    assert set(arena.RULES) <= set(AGGREGATORS)
-    assert set(AGGREGATORS) - set(arena.RULES) == {"oracle", "dms_adaptive"}
-    assert len(set(arena.RULES)) == len(arena.RULES) == 23
-    for fleet in arena.FLEETS.values():
-        if isinstance(fleet, FleetNumbers):
-            searched = fleet._replace(pace=min(fleet.pace, 4.0))  # it stops at 4
-            for name, value in searched._asdict().items():
-                low, high = fleets.BOUNDS[name]
-                assert low <= value <= high, name
 
 
 def lane(final, **more):
@@ -154,34 +133,6 @@ def test_a_race_stops_only_what_is_behind_in_all_seeds():
     assert arena.raced(accuracy[:, :, :3], 3, 10.0, 3).tolist() == [-1] * 4
 
 
-def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():
-    """Krum was ahead when it was stopped; that says nothing about the end."""
-    noise = np.array([0.0, 0.01, 0.02, 0.01, 0.0])
-    best = {"fedavg": 0.8, "dms": 0.7, "krum": 0.95, "median": 0.9}
-    lanes = {
-        (0, rule, seed): lane(value + noise[seed] * (rule != "dms"))
-        for rule, value in best.items()
-        for seed in range(5)
-    }
-    for seed in range(5):
-        krum = lanes[0, "krum", seed]
-        lanes[0, "krum", seed] = krum._replace(stopped=10, seconds=np.inf)
-    made = Arena([("equal", "IID")], list(best), 5, 0.8, lanes)
-    rows = {row["rule"]: row for row in arena_report.cell_rows(made)}
-    krum = rows["Krum"]
-    assert krum["rank"] == "4" and krum["stopped at"] == "10"
-    assert krum["against FedAvg"] == krum["against the best"] == "stopped"
-    assert krum["p"] == krum["− FedAvg"] == krum["time to target"] == "–"
-    assert rows["median"]["against the best"] == "the best"
-    # Two tests are left: the correction does not count the stopped rule.
-    gaps = np.array([best["dms"] - best["fedavg"] - n for n in noise])
-    alone = statistics.holm([statistics.paired_p(gaps), 0.0])[0]
-    assert rows["DMS"]["p"] == statistics.p_text(alone)
-    (row,) = (r for r in arena_report.rule_rows(made) if r["rule"] == "Krum")
-    assert row["stopped in"] == "1" and row["accuracy, %"] == "–"
-    assert row["against FedAvg"] == "stopped" and row["p over cells"] == "–"
-
-
 SMALL = "--seeds 2 --rules fedavg fedprox median --fleets equal night "
 SMALL += "--splits Dirichlet(0.5) --set num_intervals=6 --set report_every=2 "
 SMALL += "--set model.hidden=4"
@@ -211,14 +162,6 @@ def test_a_small_arena(tmp_path, monkeypatch):
     source = collect.read_source(tmp_path)
     assert source.runs and source.missing == []
     assert [table.name for table in source.tables][:2] == ["arena", "arena_rules"]
-
-
-def test_metrics_are_the_accuracy_by_class():
-    logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0]])
-    labels = np.array([0, 1, 1])
-    found = arena.metrics_of(2)
-    assert np.asarray(found["class_0"](logits, labels)).tolist() == [1, 0, 0]
-    assert np.asarray(found["class_1"](logits, labels)).tolist() == [0, 0, 1]
 
 
 def test_tuning_takes_the_best_step_size_of_each_rule(digits, tmp_path, monkeypatch):

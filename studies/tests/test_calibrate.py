@@ -8,7 +8,6 @@ import pytest
 from studies import calibrate
 from tsfl_jax import config_files
 from tsfl_jax.config import SETTINGS, Config, replace
-from tsfl_jax.run import sweeps
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -144,31 +143,3 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
     assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
     assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
-
-
-def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):
-    def lost(config, lanes, **options):
-        curves = np.tile(np.linspace(0.5, 0.9, 4), (len(lanes), 1))
-        diverged = np.zeros(curves.shape, bool)
-        diverged[0, 2:], curves[0, 2:] = True, np.nan
-        rows = [{"seconds": 1.0}] * len(lanes)
-        return sweeps.SweepResult(rows, {"test_accuracy": curves, "diverged": diverged})
-
-    monkeypatch.setattr(sweeps, "run", lost)
-    variant = calibrate.Variant("x", {})
-    found = calibrate.run_variant(load, variant, CELLS[0], ("fedavg",), 2, tmp_path)
-    np.testing.assert_allclose(found["x", CELLS[0], "fedavg"].best, [10, 90])
-
-
-@pytest.mark.slow
-def test_from_the_command_line_to_the_tables(tmp_path, capsys):
-    words = [f"{name}={value}" for name, value in SMALL.items()]
-    changes = [part for word in words for part in ("--set", word)]
-    out, table = tmp_path / "out", tmp_path / "table"
-    options = ["--out", str(out), "--table", str(table), "--seeds", "2"]
-    calibrate.main([*options, *changes, "--variants", "3"])
-    shown = capsys.readouterr().out
-    assert str(table / "calibration_dms.md") in shown
-    assert len(rows_of(table / "calibration.csv")) == 3
-    rows = rows_of(table / "calibration_dms.csv")
-    assert len(rows) == 2 * 2 * 2 + len(calibrate.DMS_CHOICES)

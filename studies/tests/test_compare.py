@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from studies import compare
+from studies import compare, verdicts
 from tsfl_jax import config_files
 from tsfl_jax.config import Config, get, read, replace
 from tsfl_jax.prepare import prepare
@@ -68,14 +68,14 @@ def test_a_run_that_diverged_has_guessed(tmp_path):
         "test_accuracy": np.array([[0.8, np.nan, 0.9], [0.8, np.nan, 0.3]]),
         "diverged": np.array([[False, False, False], [False, False, True]]),
     }
-    best = np.nanmax(statistics.curves_of(history, 10), axis=-1)
+    best = np.nanmax(verdicts.curves_of(history, 10), axis=-1)
     assert best.tolist() == [0.9, 0.1]
-    note = statistics.diverged_note(history)
+    note = verdicts.diverged_note(history)
     assert note == "1 diverged, scored at chance level"
-    assert statistics.diverged_note({n: a[:1] for n, a in history.items()}) == ""
+    assert verdicts.diverged_note({n: a[:1] for n, a in history.items()}) == ""
     untested = {n: a[1:, -1:] for n, a in history.items()}
     untested["test_accuracy"] = np.full((1, 1), np.nan)
-    assert statistics.curves_of(untested, 10).tolist() == [[0.1]]
+    assert verdicts.curves_of(untested, 10).tolist() == [[0.1]]
     summary = {"algorithm": "fedavg", "train_seconds": 1.0, "data": "digits"}
     facts = {"updates": 3, "iterations": 9, "mean_staleness": 0.0}
     runs = []
@@ -142,20 +142,6 @@ def test_other_data_clients_or_seconds_are_refused(tmp_path, changes, words):
     with pytest.raises(UserError, match=words):
         compare.run_frameworks([*entries, other], 1, tmp_path)
     assert list(tmp_path.iterdir()) == []  # nothing was trained
-
-
-def test_equal_seconds_may_be_divided_otherwise():
-    """63 virtual seconds each, but for the last bit."""
-    several = (
-        replace(
-            config_files.load(path),
-            {"num_intervals": T, "schedule.interval_seconds": s},
-        )
-        for path, T, s in zip(FILES, (70, 90), (0.9, 0.7), strict=False)
-    )
-    compare.check_same_clients(
-        [compare.Entry(str(c.num_intervals), c) for c in several]
-    )
 
 
 def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):

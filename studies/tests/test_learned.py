@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import xarray
 
-import tsfl_jax
 from studies import learned as study
-from tsfl_jax import config
 from tsfl_jax.run import sweeps
 from tsfl_jax.types import UserError
 
@@ -43,27 +41,6 @@ def test_training_sees_no_test_sample():
     assert len(training.y_test) == len(whole.y_train) // 4
     for part in (training.x_train, training.x_test):
         assert sum(x.tobytes() in tests for x in part.astype(whole.x_test.dtype)) == 0
-
-
-@pytest.mark.slow
-def test_theta_decides_and_starts_at_fedavg(monkeypatch):
-    changes = {"algorithm": "learned", "num_clients": 4, "num_intervals": 3}
-    settings = config.replace(config.Config(), study._DIGITS | changes)
-    monkeypatch.setattr(study, "TRAINING", {"one": {"schedule.kind": "case1"}})
-    theta = np.array([[0.0, 0, 1, 0, 0], [60.0, 0, 0, 0, 0]])
-    dataset = study.training_data()
-    found = study.score(settings, dataset, theta, 2)
-    assert found[0] != found[1]
-    changes = {"algorithm": "fedavg", "schedule.kind": "case1"}
-    single = [
-        tsfl_jax.simulate(
-            config.replace(settings, changes | {"seed": seed}), dataset=dataset
-        ).history["test_accuracy"]
-        for seed in range(2)
-    ]
-    single = xarray.DataArray(np.array(single, np.float64), dims=DIMS)
-    expected = study.fitness(single).mean()
-    np.testing.assert_allclose(found[0], expected, atol=0.5)
 
 
 def test_the_study_tests_a_given_theta(tmp_path, monkeypatch):

@@ -31,25 +31,6 @@ condition:
     016: kCopy [source | sink] kCopy
 """
 
-# The same work without command buffers, in a scan over two intervals.
-ON_THE_HOST = """\
-000: kCopy [source | sink] kCopy
-001: kWhile [prev=000 | sink]
-condition:
-    002: kCustomKernel [source | sink] compare grid: [1]
-  body:
-    003: kCopy [source | sink] kCopy
-    004: kWhile [prev=003 | sink]
-condition:
-        005: kCustomKernel [source | sink] compare grid: [1]
-      body:
-        006: kConvolution [source | sink] cudnn
-        007: kGemm [source | sink] cublas
-    008: kConditional [prev=004 | sink]
-      true_branch:
-        009: kCopy [source | sink] kCopy
-"""
-
 
 def test_a_captured_loop_needs_no_launch():
     expected = {
@@ -64,17 +45,3 @@ def test_a_captured_loop_needs_no_launch():
         "host_loops": 0,
     }
     assert thunks.structure(thunks.read(CAPTURED))._asdict() == expected
-
-
-def test_a_loop_on_the_host_launches_in_every_step():
-    expected = {"launches": 1, "step_launches": 3, "step_kernels": 3, "kernels": 4}
-    expected |= {"conditionals": 1, "host_loops": 1}
-    counts = thunks.structure(thunks.read(ON_THE_HOST))._asdict()
-    assert counts == dict.fromkeys(counts, 0) | expected
-
-
-def test_what_a_branch_holds_is_found():
-    *_, conditional, _ = thunks.read(CAPTURED)
-    assert set(conditional.parts) == {"false_branch", "true_branch"}
-    assert thunks.kernels(conditional.parts["false_branch"]) == 4
-    assert [t.kind for t in conditional.parts["true_branch"]] == ["Copy"]

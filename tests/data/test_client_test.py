@@ -35,16 +35,14 @@ def test_label_mix_by_hand():
     assert np.isnan(got[1]).all()
 
 
-def test_an_infinite_loss_is_of_those_who_have_its_class():
-    got = client_test.by_client(labels(), np.array([[1.0, 2.0, np.inf, np.nan]]))
-    np.testing.assert_allclose(got, [[4 / 3, np.inf]])
-
-
 def test_a_client_whose_classes_are_not_tested_has_no_score():
     data = dataset()._replace(y_train=np.array([0, 0, 1, 3]))
     found = client_test.by_labels(data, ROWS, np.arange(3), True)
     got = client_test.by_client(found, np.array([[0.9, 0.3, 0.5, np.nan]]))
     np.testing.assert_allclose(got, [[0.7, np.nan]])
+    # An infinite loss is of those who have its class.
+    got_loss = client_test.by_client(labels(), np.array([[1.0, 2.0, np.inf, np.nan]]))
+    np.testing.assert_allclose(got_loss, [[4 / 3, np.inf]])
     assert client_test.summarized(got)["mean"] == pytest.approx(0.7)
 
 
@@ -93,21 +91,14 @@ def test_summary_by_hand():
     assert few["std"][0] == 1
 
 
-@pytest.mark.parametrize("intervals", [0, 3, 250])  # blocks are of 100
-def test_the_clients_of_each_interval_by_hand(intervals):
+@pytest.mark.parametrize("intervals", [0, 250])  # blocks are of 100
+def test_a_history_has_the_statistics_by_name(intervals):
     own = np.array([1, 0, 1, 2, 0], np.int32)
     found = client_test.by_owner(dataset(own), np.arange(9))
     score = np.arange(intervals)[:, None] + np.array([[0.0, 10.0, 30.0]])
     history = {"group_accuracy": score, "group_loss": score, "rho": score}
-    asked = np.tile([[5, 1, 2, 1]], (intervals, 1))  # 5 has no test samples
-    asked[1:2] = -1, -1, -1, -1
-    got = client_test.named(found, history, asked)
+    got = client_test.named(found, history)
     assert {*got} == {"rho", *client_test.SERIES}
-    want = {"accuracy_mean": 20, "accuracy_worst": 10, "loss_worst": 30, "loss_std": 10}
-    for name, value in want.items():
-        each = value + np.arange(intervals) * float(name != "loss_std")
-        each[1:2] = np.nan
-        np.testing.assert_array_equal(got[f"client_{name}"], each)
-    everyone = client_test.named(found, history)
-    np.testing.assert_array_equal(everyone["client_accuracy_worst"], score[:, 0])
+    np.testing.assert_array_equal(got["client_accuracy_worst"], score[:, 0])
+    np.testing.assert_array_equal(got["client_loss_worst"], score[:, 2])
     assert {*client_test.named(None, history)} == {"rho"}

@@ -18,6 +18,7 @@ h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 msgpack = pytest.importorskip("msgpack")
+Image = pytest.importorskip("PIL.Image")
 
 # Samples of two clients, in the order of their names; client b has no test sample, and
 # a third has only one.
@@ -216,12 +217,11 @@ def test_leaf_text_images_and_tweets(tmp_path):
 
 
 def test_images_of_the_hub_and_a_tenth_for_tests(tmp_path):
-    image = pytest.importorskip("PIL.Image")
     drawn = np.random.default_rng(0).integers(0, 256, (40, 4, 4), np.uint8)
 
     def encoded(pixels):
         buffer = io.BytesIO()
-        image.fromarray(pixels).save(buffer, "PNG")
+        Image.fromarray(pixels).save(buffer, "PNG")
         return {"bytes": buffer.getvalue(), "path": None}
 
     table = {
@@ -249,29 +249,6 @@ def test_a_subset_keeps_the_clients_of_test_samples(tmp_path):
     assert dataset.test_client.tolist() == [names.index(x) for x in range(9)]
 
 
-def test_npz_has_clients_of_test_samples(tmp_path):
-    arrays = {
-        "x_train": np.zeros((3, 2), np.float32),
-        "y_train": [0, 1, 0],
-        "x_test": np.zeros((2, 2), np.float32),
-        "y_test": [0, 1],
-    }
-    encoded = np.char.encode(["é", "a", "é"], "utf-8")
-    for client, test_client, numbers in (
-        (["z", "k", "z"], ["k", "b"], [0, 2]),
-        (encoded, ["é", "b"], [1, 2]),
-        (["z", "k", "z"], [1, 2], None),
-    ):
-        path = tmp_path / "a.npz"
-        np.savez(path, **arrays, client=client, test_client=test_client)
-        if numbers is None:
-            refused("npz", "", "numbers in both, or names", file=str(path))
-        else:
-            dataset = load("npz", "", file=str(path))
-            assert dataset.client.tolist() == [1, 0, 1]
-            assert dataset.test_client.tolist() == numbers
-
-
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_damaged_file_is_one_line(tmp_path, name):
     refused(name, "", "data.dir")
@@ -290,131 +267,124 @@ def test_a_missing_column_or_package_is_named(tmp_path, monkeypatch):
     refused("hugging_face", tmp_path, r"pip install 'tsfl_jax\[natural\]'")
 
 
-TWO = {"x": [[0.5, 1], [3, 4]], "y": [0, 1]}
-# What user a of LEAF has, and words of the answer.
-WRONG_USERS = [
-    ({"x": 3}, "no list"),
-    ({"x": "ab"}, "no list"),
-    ({"x": {"0": 1, "1": 2}}, "no list"),
-    ({"x": [[10**400, 1], [1, 2]]}, "expected"),
-    ({"x": [[float("inf"), 1], [1, 2]]}, "holds inf at row 0; expected finite"),
-    ({"x": [[1, 2], [1]]}, "user a: cannot be read .*one kind"),
-    ({"x": [[1, 2]]}, "1 x, 2 y and num_samples=2"),
-    ({"y": [None, 1]}, "expected"),
-    ({"x": ["a", None], "y": ["a", "b"]}, "expected"),
-    ({"x": ["00/1.jpg", "00/2.jpg"]}, "'00/1.jpg' is a file's name"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), WRONG_USERS)
-def test_wrong_users_of_leaf_are_one_line(tmp_path, changes, message):
-    write_leaf(tmp_path, {part: {"a": ([[1, 2]] * 2, [0, 1])} for part in PARTS})
-    for path in tmp_path.glob("*/*.json"):
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps(content | {"user_data": {"a": TWO | changes}}))
-    refused("leaf", tmp_path, message)
-    for text in ('{"users": ["z"], "num_samples": [1], "user_data": {}}', "[" * 10**5):
-        path.write_text(text)
-        refused("leaf", tmp_path, "cannot be read .*expected")
-
-
-@pytest.mark.parametrize("how", ["link", "soft link", "external", "virtual"])
-def test_an_hdf5_file_reads_no_other_file(tmp_path, how):
-    WRITERS["tff"](tmp_path, {"train": TRAIN, "test": TEST})
-    values = np.zeros((1, 2), np.float32)
-    (tmp_path / "raw").write_bytes(values.tobytes())
-    with h5py.File(tmp_path / "other", "w") as file:
-        file["v"] = values
-    with h5py.File(tmp_path / "fed_emnist_train.h5", "a") as file:
-        user = file["examples/b"]
-        del user["pixels"]
-        if how == "external":
-            raw = [(str(tmp_path / "raw"), 0, 8)]
-            user.create_dataset("pixels", (1, 2), "f4", external=raw)
-        elif how == "virtual":
-            layout = h5py.VirtualLayout((1, 2), "f4")
-            layout[:] = h5py.VirtualSource(tmp_path / "other", "v", (1, 2))
-            user.create_virtual_dataset("pixels", layout)
-        else:
-            file["l"] = user["pixels"] = h5py.ExternalLink("other", "/v")
-            if how == "soft link":
-                del user["pixels"]
-                user["pixels"] = h5py.SoftLink("/l")
-    refused("tff", tmp_path, "is in another file")
-
-
-def test_names_and_labels_of_tff_that_do_not_fit_are_one_line(tmp_path):
-    WRITERS["tff"](tmp_path, {"train": TRAIN, "test": TEST})
-    path = tmp_path / "fed_emnist_train.h5"
-    whole = path.read_bytes()
-    with h5py.File(path, "a") as file:
-        group = h5py.Group(h5py.h5g.create(file["examples"].id, b"caf\xe9"))
-        group["pixels"], group["label"] = np.zeros((1, 2), np.float32), [0]
-    refused("tff", tmp_path, "'utf-8' codec")
-    path.write_bytes(whole)
-    with h5py.File(path, "a") as file:  # three labels, as many as samples
-        for user, labels in (("a", [0]), ("b", [1, 2])):
-            del file[f"examples/{user}/label"]
-            file[f"examples/{user}/label"] = labels
-    refused("tff", tmp_path, "client a: expected a label per sample")
-
-
-SHORT = zlib.compress(msgpack.packb({"pixels": msgpack.ExtType(1, b"\x91\x02")}))
-VIEW = """CREATE VIEW federated_data AS WITH RECURSIVE t(n) AS (
-SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT n AS client_id, n AS data, n AS
-num_examples FROM t"""
-
-
 @pytest.mark.parametrize(
-    ("statements", "said"),
+    ("x", "y", "message"),
     [
-        ([f"UPDATE federated_data SET data = x'{SHORT.hex()}'"], "cannot be read"),
-        # Three of them, as many as samples.
-        (
-            ["UPDATE federated_data SET num_examples = 3 - num_examples"],
-            "client b'a' has not num_examples=1",
-        ),
-        (["DROP TABLE federated_data", VIEW], "no such table"),
+        ({"0": 1, "1": 2}, [0, 1], "cannot be read"),
+        ([[float("inf"), 1], [1, 2]], [0, 1], "holds inf at row 0; expected finite"),
+        ([[1, 2]], [0, 1], "client a: expected a label per sample"),
+        ([[1, 2], [1, 2]], [None, 1], "expected"),
+        (["00/1.jpg", "00/2.jpg"], [0, 1], "'00/1.jpg' is a file's name"),
     ],
 )
-def test_a_wrong_table_of_fedjax_is_one_line(tmp_path, statements, said):
-    WRITERS["fedjax"](tmp_path, {"train": TRAIN, "test": TEST})
-    file = sqlite3.connect(tmp_path / "federated_emnist_train.sqlite")
-    for statement in statements:
-        file.execute(statement)
-    file.commit()
-    file.close()
-    refused("fedjax", tmp_path, said)
-
-
-def settings(folder, **changes):
-    start = {
-        "data.name": "tff",
-        "data.dir": str(folder),
-        "data.length": 6,
-        "partition.kind": "client",
-        "num_clients": 2,
-        "num_intervals": 12,
-        "schedule.kind": "explicit",
-        "schedule.tau": (4,),
-        "algorithm": "fedavg",
-        "mu": 0.0,
-        "model.hidden": 16,
-        "batch_size": 8,
-        "lr": 0.5,
-        "devices": 1,
-    }
-    return replace(Config(), start | changes)
+def test_wrong_users_of_leaf_are_one_line(tmp_path, x, y, message):
+    write_leaf(tmp_path, {part: {"a": (x, y)} for part in PARTS})
+    refused("leaf", tmp_path, message)
 
 
 def test_the_next_character_of_a_period_is_learned(tmp_path):
     """Text that repeats itself: from the command line's settings alone."""
     users = {u: {"snippets": ["abcd" * 12] * 4} for u in ("x", "y")}
     write_tff(tmp_path, {"train": users, "test": users})
+    settings = {"data.name": "tff", "data.dir": str(tmp_path), "data.length": 6}
+    settings |= {"partition.kind": "client", "num_clients": 2, "num_intervals": 12}
+    settings |= {"schedule.kind": "explicit", "schedule.tau": (4,), "devices": 1}
+    settings |= {"algorithm": "fedavg", "mu": 0.0, "model.hidden": 16}
+    config = replace(Config(), settings | {"batch_size": 8, "lr": 0.5})
     with pytest.raises(UserError, match="taken for tokens; use lstm or next_token"):
-        simulate(settings(tmp_path))
-    learner = settings(tmp_path, **{"model.name": "next_token_lstm"})
+        simulate(config)
+    learner = replace(config, {"model.name": "next_token_lstm"})
     assert simulate(learner).history["next_token_accuracy"][-1] > 0.7
-    digits = {"data.name": "digits", "data.length": 80, "partition.kind": "iid"}
-    with pytest.raises(UserError, match="takes text"):
-        simulate(settings("", **digits, **{"model.name": "lstm"}))
+
+
+# ---- Folders of Hugging Face ----
+
+
+def write_train(folder, column, values):
+    """A folder of one Parquet file, train, of ten times these values in a column."""
+    table = {"image": [[0.0, 1.0]], "label": [0], "client": ["a"]}
+    table = {name: value * 10 * len(values) for name, value in table.items()}
+    parquet.write_table(
+        pa.table(table | {column: values * 10}), folder / "train.parquet"
+    )
+
+
+def encoded(mode, **options):
+    """A PNG of 2x2 pixels in a mode of PIL."""
+    drawn = Image.fromarray(np.array([[0, 255], [255, 0]], np.uint8))
+    buffer = io.BytesIO()
+    drawn.convert(mode).save(buffer, "PNG", **options)
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def test_caches_beside_the_files_are_left_out(tmp_path):
+    write_arrow(tmp_path, {"train": TRAIN, "test": TEST})
+    for path in tmp_path.glob("*/*.arrow"):
+        path.with_name("cache-b96228922b64d407.arrow").write_bytes(path.read_bytes())
+    got = load("hugging_face", tmp_path)
+    assert len(got.x_train) == 3 and len(got.x_test) == 2
+
+
+def test_parquet_files_as_the_hub_converts_them(tmp_path):
+    for part, table in tables({"train": TRAIN, "test": TEST}).items():
+        (tmp_path / "default" / part).mkdir(parents=True)
+        for shard in range(2):
+            rows = table.slice(shard, 1 if shard == 0 else None)
+            parquet.write_table(
+                rows, tmp_path / "default" / part / f"000{shard}.parquet"
+            )
+    for folder in (tmp_path, tmp_path / "default"):
+        got = load("hugging_face", folder)
+        assert got.x_train.tolist() == [x for xs, _ in TRAIN.values() for x in xs]
+        assert got.y_test.tolist() == [4, 0] and got.test_client.tolist() == [0, 2]
+    (tmp_path / "default").rename(tmp_path / "a")
+    write_parquet(tmp_path, {"train": TRAIN})
+    said = "got a/train/0000.parquet, data/train-.*name the subfolder"
+    with pytest.raises(UserError, match=said):
+        load("hugging_face", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "mode, pixels",
+    [
+        ("1", [[[0], [255]], [[255], [0]]]),
+        ("P", [[[0] * 3, [255] * 3], [[255] * 3, [0] * 3]]),
+        ("RGB", [[[0] * 3, [255] * 3], [[255] * 3, [0] * 3]]),
+    ],
+)
+def test_images_of_few_bits_are_decoded_without_loss(tmp_path, mode, pixels):
+    write_train(tmp_path, "image", [encoded(mode)])
+    dataset = load("hugging_face", tmp_path)
+    assert dataset.x_train.dtype == np.uint8
+    assert dataset.x_train.tolist() == [pixels] * 9
+
+
+def test_nested_lists_are_pixels_up_to_255(tmp_path):
+    write_train(tmp_path, "image", [[[255, 0]]])
+    dataset = load("hugging_face", tmp_path)
+    assert dataset.x_train.dtype == np.uint8
+    assert dataset.x_train[0, 0, :, 0].tolist() == [255, 0]
+    for wrong in (300, -1):
+        write_train(tmp_path, "image", [[[wrong, 0]]])
+        with pytest.raises(UserError, match=r"expected samples uint8 \(0..255\)"):
+            load("hugging_face", tmp_path)
+
+
+GRAY_AND_RGB = [encoded("L"), encoded("RGB"), encoded("L")]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("client", ["a", None, "b"], "client: .*10 values are null"),
+        ("image", [{"bytes": None, "path": "a.png"}] * 3, "without bytes"),
+        ("image", GRAY_AND_RGB, "image: .*images of one size and mode"),
+        ("image", [[1, 2], [1], [3, 4]], "image: .*values of one shape"),
+        ("image", [["a", "b"]] * 3, "no numbers"),
+        ("image", [encoded("RGBA")] * 3, "mode RGBA;"),
+        ("image", [encoded("P", transparency=0)] * 3, "mode P;"),
+    ],
+)
+def test_a_wrong_column_is_one_line(tmp_path, column, values, message):
+    write_train(tmp_path, column, values)
+    refused("hugging_face", tmp_path, message)

@@ -1,8 +1,6 @@
 """Real numbers as labels: soft labels and regression."""
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn import metrics
@@ -46,10 +44,10 @@ def test_one_hot_rows_give_the_bits_of_class_numbers():
     soft = data(rows)
     assert soft.num_classes == 3 and (soft.y_train == LABELS[:200]).all()
     plain = tsfl_jax.simulate(config(), dataset=data(LABELS)).history
-    for dataset in (soft, data(rows, LABELS[200:])):
-        history = tsfl_jax.simulate(config(), dataset=dataset).history
-        for name in plain.keys() - {"seconds"}:
-            np.testing.assert_array_equal(history[name], plain[name], err_msg=name)
+    np.testing.assert_array_equal(soft.target, data(rows, LABELS[200:]).target)
+    history = tsfl_jax.simulate(config(), dataset=soft).history
+    for name in plain.keys() - {"seconds"}:
+        np.testing.assert_array_equal(history[name], plain[name], err_msg=name)
 
 
 def test_soft_labels_by_hand():
@@ -67,53 +65,27 @@ def test_soft_labels_by_hand():
     assert result.history["test_accuracy"][-1] == pytest.approx(right, abs=1e-6)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_regression_equals_gradient_descent(whole):
-    targets = np.round(TARGETS).astype(np.float32) if whole else TARGETS
-    dataset = data(targets)
+def test_regression_equals_gradient_descent():
+    dataset = data(TARGETS)
     settings = config(**ONE, lr=0.1)
     result = tsfl_jax.simulate(settings, model=linear(2), dataset=dataset)
     w, x = np.zeros((6, 2)), np.c_[X, np.ones(240)].astype(np.float64)
     for _ in range(3):  # the loss is the mean over samples and both numbers
-        w -= 0.1 * x[:200].T @ (x[:200] @ w - targets[:200]) / 200
+        w -= 0.1 * x[:200].T @ (x[:200] @ w - TARGETS[:200]) / 200
     layer = result.params["params"]
     np.testing.assert_allclose(layer["kernel"], w[:5], atol=1e-6)
-    mse = np.square(x[200:] @ w - targets[200:]).mean()
+    mse = np.square(x[200:] @ w - TARGETS[200:]).mean()
     assert result.history["test_loss"][-1] == pytest.approx(mse, rel=1e-5)
     assert np.isnan(result.history["test_accuracy"]).all()
     assert any("a regression" in note for note in result.summary["notes"])
 
 
-def test_targets_equal_a_table_of_the_user():
-    def squared(outputs, y):
-        return ((outputs - table[y]) ** 2).mean(axis=1)
-
-    def mae(outputs, y):
-        return abs(outputs - y).mean(axis=1)
-
-    table = jnp.asarray(TARGETS, jnp.float32)
-    rows, dataset = data(np.arange(240), num_classes=240), data(TARGETS)
-    settings, model = config(partition__kind="iid"), nn.Dense(2)
-    by_table = tsfl_jax.simulate(settings, model=model, dataset=rows, loss=squared)
-    result = tsfl_jax.simulate(
-        settings, model=model, dataset=dataset, metrics={"mae": mae}
-    )
-    np.testing.assert_allclose(
-        result.history["test_loss"], by_table.history["test_loss"], rtol=1e-6
-    )
-    outputs, y = tsfl_jax.predict(
-        settings, result.params, model=model, dataset=dataset
-    )  # metrics get targets
-    assert result.history["mae"][-1] == pytest.approx(abs(outputs - y).mean(), rel=1e-5)
-
-
 @pytest.mark.parametrize(
-    ("rule", "y"),
-    [("dms", TARGETS), ("median", TARGETS[:, 0]), ("scaffold", TARGETS[:, :1])],
+    "y", [TARGETS, pytest.param(TARGETS[:, 0], marks=pytest.mark.slow)]
 )
-def test_built_in_networks_predict_numbers(rule, y):
-    settings = config(num_intervals=8, lr=0.05, algorithm=rule)
-    settings.partition.online = rule == "dms"  # new samples of "the same class": any
+def test_built_in_networks_predict_numbers(y):
+    settings = config(num_intervals=8, lr=0.05)
+    settings.partition.online = True  # new samples of "the same class": any
     result = tsfl_jax.simulate(settings, dataset=data(y))
     outputs, targets = tsfl_jax.predict(settings, result.params, dataset=data(y))
     assert targets.shape == y[200:].shape
@@ -140,9 +112,8 @@ def test_targets_that_do_not_fit(y, test, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"partition__label_noise": 0.1}, "label_noise class numbers"),
+        ({"partition__label_noise": 0.1}, "label_noise=0.1: needs class numbers"),
         ({"evaluation__clients": "labels"}, "has one class"),
-        ({"model__name": "quadratic"}, "quadratic"),
     ],
 )
 def test_what_needs_classes_is_refused(settings, message):
@@ -150,12 +121,7 @@ def test_what_needs_classes_is_refused(settings, message):
         tsfl_jax.simulate(config(**settings), dataset=data(TARGETS))
 
 
-def test_a_network_of_the_wrong_width_is_named():
-    with pytest.raises(UserError, match=r"outputs \[B, 3\], targets \[B, 2\]"):
-        tsfl_jax.simulate(config(), model=nn.Dense(3), dataset=data(TARGETS))
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("kind", [np.float64, np.float16])
 def test_floats_are_targets_whatever_their_values(tmp_path, kind):
     """Classes are integers; whole floats are said to be one astype away from them."""
     y = np.maximum(np.round(2 * X[:, 0] + 7), 0).astype(kind)
@@ -169,17 +135,15 @@ def test_floats_are_targets_whatever_their_values(tmp_path, kind):
         np.testing.assert_array_equal(dataset.target, y[:200])
         np.testing.assert_array_equal(dataset.test_target, y[200:])
         assert "; y_train.astype(int) makes" in in_memory.notes(dataset, False)[0]
-    for numbers in (y - 0.5, y - 9):
-        assert "astype" not in in_memory.notes(data(numbers), False)[0]
     assert data(y.astype(int)).num_classes == y.max() + 1
     assert in_memory.check(data(y)).num_classes == 1
     with pytest.raises(UserError, match=r"num_classes=17: y_train .* a regression or"):
         data(y, num_classes=17)
-    with pytest.raises(UserError, match=r"y_test is float.*; use y_test.astype\(int\)"):
+    with pytest.raises(UserError, match=r"y_test is float.*: y_test.astype\(int\)"):
         data(y.astype(int), y[200:])
 
 
-@pytest.mark.parametrize("classes", [2, 10, 300])
+@pytest.mark.parametrize("classes", [2, 300])
 def test_shares_may_be_rounded_to_two_digits(classes):
     rows = RNG.dirichlet(np.full(classes, 2 / classes), 240)
     rows[0] = np.eye(classes)[0] * 0.875 + np.eye(classes)[1] * 0.125
@@ -190,20 +154,3 @@ def test_shares_may_be_rounded_to_two_digits(classes):
     np.testing.assert_array_equal(data(rounded).y_train, rounded[:200].argmax(axis=1))
     assert data(np.minimum(2 * rounded, 1)).num_classes == 1
     assert data(0 * rounded).num_classes == data(rounded * 1.5).num_classes == 1
-
-
-def test_shares_with_one_largest_class_have_something_to_learn():
-    share = RNG.uniform(0.6, 0.9, 240)
-    dataset = data(np.stack([share, 1 - share], axis=1))
-    assert not dataset.y_train.any() and in_memory.notes(dataset, True) == ()
-
-
-def test_augmentation_gets_targets():
-    def mixed(key, x, y):
-        weight = jax.random.uniform(key)
-        blend = lambda a: weight * a + (1 - weight) * a[::-1]  # noqa: E731
-        return blend(x), blend(y)
-
-    dataset = data(np.eye(3)[LABELS])
-    history = tsfl_jax.simulate(config(), dataset=dataset, augment=mixed).history
-    assert np.isfinite(history["train_loss"]).all()

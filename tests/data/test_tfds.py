@@ -3,7 +3,6 @@
 Most tests are slow: TensorFlow is imported and writes the files.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -27,23 +26,9 @@ import tensorflow_datasets as tfds
 from tsfl_jax import data
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.data import tfds as tfds_source
-from tsfl_jax.types import UserError
 
 root = pathlib.Path(sys.argv[1])
 tfds_source._check_connection = lambda url: None
-
-def broken(self, urls):
-    (self._download_dir / "a.tmp.1").mkdir(parents=True)
-    (self._download_dir / "a.tmp.1" / "half").write_text("half a file")
-    raise ConnectionError("the line\\nbroke")
-
-download = tfds.download.DownloadManager.download_and_extract
-tfds.download.DownloadManager.download_and_extract = broken
-try:
-    data.load(DataConfig("mnist", str(root / "new" / "folder")))
-except UserError as error:
-    (root / "failed.txt").write_text(str(error))
-tfds.download.DownloadManager.download_and_extract = download
 
 def examples(shape, count, seed):
     rng = np.random.default_rng(seed)
@@ -59,7 +44,6 @@ for name in ("mnist", "svhn_cropped"):
     }
     data.load(DataConfig(name, str(root)))
 assert "tensorflow" in sys.modules  # else the reading test below proves nothing
-tfds.builder("mnist", data_dir=root / "other").download_and_prepare()
 """
 
 READ = """
@@ -161,34 +145,16 @@ def test_tfds_is_read_without_tensorflow(prepared, tmp_path):
 
 
 @pytest.mark.slow
-def test_failed_preparing_leaves_nothing(prepared):
-    text = (prepared / "failed.txt").read_text()
-    assert "ConnectionError: the line" in text and "\n" not in text
-    assert str(prepared / "new" / "folder") in text and "digits" in text
-    assert not (prepared / "new").exists()
-    left = {path.name for path in prepared.iterdir()}
-    assert left == {*SHAPES, "other", "failed.txt"}  # no downloads, no lock
-
-
-@pytest.mark.slow
-def test_a_cache_is_used_while_it_fits_the_files(mnist):
+def test_a_cache_is_used_while_it_is_whole(mnist):
     root = mnist.parents[1]
     first = load("mnist", root)
     cache = mnist / "tsfl_cache_train.npz"
     assert {p.name for p in mnist.glob("tsfl*")} == {cache.name, "tsfl_cache_test.npz"}
-    # A marked cache shows when it is used, also where the files were copied, ...
+    # A marked cache shows that it is used.
     with np.load(cache) as file:
         arrays = dict(file)
     np.savez(cache, **arrays | {"image": arrays["image"] * 0})
-    file = next(mnist.glob("mnist-train*"))
-    file.touch()
     assert not load("mnist", root).x_train.any()
-    # ... and that it is not once their content has changed, at the same size and time.
-    stat, content = file.stat(), bytearray(file.read_bytes())
-    content[-1] ^= 1  # after the last record
-    file.write_bytes(content)
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    np.testing.assert_array_equal(load("mnist", root).x_train, first.x_train)
     # A damaged one is made anew.
     whole = cache.read_bytes()
     middle = len(whole) // 2
@@ -223,26 +189,7 @@ def test_decoded_data_are_read_without_the_extra(prepared, mnist, tmp_path):
     assert "download=False" in lines[4] and "No module named" in lines[3]
 
 
-@pytest.mark.slow
-def test_read_only_folder_is_not_cached(mnist, monkeypatch):
-    def refuse(**kwargs):
-        raise PermissionError(kwargs)
-
-    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
-    assert len(load("mnist", mnist.parents[1]).y_test) == 20
-    assert not list(mnist.glob("tsfl*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["mnist-test", "dataset_info.json"])
-def test_damaged_and_foreign_files(mnist, prepared, file):
-    path = next(mnist.glob(f"{file}*"))
-    path.write_bytes(path.read_bytes()[:100])
-    refused("mnist", mnist.parents[1], "delete it")
-    refused("mnist", prepared / "other", "array_record")  # holds tfrecord
-
-
-def test_preparing_without_tensorflow_or_network(tmp_path, monkeypatch, capfd, caplog):
+def test_preparing_without_a_network(tmp_path, monkeypatch, capfd, caplog):
     pytest.importorskip("tensorflow_datasets", reason="the extra tfds")
     import requests
 
@@ -251,14 +198,9 @@ def test_preparing_without_tensorflow_or_network(tmp_path, monkeypatch, capfd, c
         raise requests.ConnectionError(url)
 
     monkeypatch.setattr(requests, "get", get)
-    refused("svhn_cropped", tmp_path / "data", "no connection", "npz")
+    refused("svhn_cropped", tmp_path / "data", "ConnectionError", "npz")
     assert capfd.readouterr() == ("", "") and not caplog.records
-    monkeypatch.setattr(tfds, "_check_connection", lambda url: None)
-    (tmp_path / "file").touch()
-    refused("mnist", tmp_path / "file" / "below", "NotADirectoryError")
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    refused("mnist", tmp_path, "pip install 'tsfl_jax[tfds]'")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert not list(tmp_path.iterdir())
     (tmp_path / "cifar10" / "3.0.2").mkdir(parents=True)  # half prepared
     refused("cifar10", tmp_path, "is damaged or has another format, delete it")
 
@@ -277,9 +219,3 @@ def test_download_forbidden(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "default"))
     with pytest.raises(UserError, match="/default .*download=False"):
         load("mnist", "", download=False)
-
-
-def test_no_connection():
-    pytest.importorskip("requests", reason="the extra tfds")
-    with pytest.raises(OSError, match="no connection to 127.0.0.1:9: "):
-        tfds._check_connection("http://127.0.0.1:9/file")

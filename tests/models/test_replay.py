@@ -38,6 +38,8 @@ def case(x, w, strides=None, padding="SAME", numbers=None, **more):
     return x, w, convolution(numbers, window_strides=strides, padding=padding, **more)
 
 
+GROUPS = {"feature_group_count": 3}
+BOTH = {"lhs_dilation": (2, 2), "rhs_dilation": (1, 2), "feature_group_count": 2}
 CONVOLUTIONS = {
     "1-D": case((3, 9, 8), (3, 8, 5)),
     "1-D, strides": case((3, 11, 2), (4, 2, 5), (3,), ((2, 1),)),
@@ -46,7 +48,8 @@ CONVOLUTIONS = {
     "strides": case((3, 8, 7, 3), (3, 3, 3, 4), (2, 2)),
     "uneven padding": case((3, 5, 6, 9), (3, 3, 9, 4), None, ((2, 0), (0, 3))),
     "dilation": case((3, 9, 8, 3), (3, 2, 3, 4), (1, 2), rhs_dilation=(2, 3)),
-    "depthwise": case((3, 5, 6, 3), (3, 3, 1, 12), (2, 1), feature_group_count=3),
+    "groups": case((3, 5, 6, 6), (3, 3, 2, 12), (2, 1), **GROUPS),
+    "apart, groups": case((3, 4, 5, 4), (3, 3, 2, 6), None, ((1, 2), (2, 2)), **BOTH),
     "channels first": case((3, 9, 7, 6), (4, 9, 3, 3), (1, 2), numbers=FIRST),
     "3-D": case((2, 4, 5, 3, 2), (3, 2, 3, 2, 4), (1, 2, 1)),
 }
@@ -61,7 +64,7 @@ def close_with_gradients(functions, form, inputs):
 
 
 # Minimal filtering and taps, in two dimensions; all else is the same in both forms.
-SLICES = ("3x3", "one pixel", "depthwise")
+SLICES = ("3x3", "one pixel", "groups")
 
 
 @pytest.mark.parametrize("form", ["fast", "slices"])
@@ -102,7 +105,7 @@ class Stranger(nn.Module):
     def __call__(self, x, train: bool = False):
         x = nn.Conv(16, (3, 3), use_bias=False)(x)
         x = nn.gelu(nn.BatchNorm(use_running_average=not train)(x))
-        y = nn.Conv(16, (3, 3))(x)
+        y = nn.remat(nn.Conv)(16, (3, 3))(x)
         y = nn.leaky_relu(nn.GroupNorm(4)(y))
         x = nn.max_pool(nn.silu(x + y), (2, 2), (2, 2))
         x = nn.Dropout(0.3, deterministic=not train)(x)
@@ -114,8 +117,12 @@ class Stranger(nn.Module):
             )
             return jnp.tanh(out), out.mean()
 
-        x, _ = lax.scan(block, x, None, length=2)
-        return nn.Dense(3)(nn.avg_pool(x, (2, 2)).std(axis=(1, 2)))
+        x, means = lax.scan(block, x, None, length=2)
+        x = lax.cond(
+            means[0] > 0, lambda v: nn.avg_pool(v, (2, 2)), lambda v: v[:, 1:, 1:], x
+        )
+        x = nn.ConvTranspose(4, (2, 2), (2, 2))(x).std(axis=(1, 2))
+        return nn.Dense(3)(x)
 
 
 class Newer(nnx.Module):
@@ -164,7 +171,7 @@ def test_a_network_of_others_is_the_same(module):
 
 
 class Repeated(nn.Module):
-    """A convolution in a while loop, and a transposed one."""
+    """A convolution in a while loop, which has no gradient backwards, of no weights."""
 
     @nn.compact
     def __call__(self, x):
@@ -179,14 +186,32 @@ class Repeated(nn.Module):
         x = lax.while_loop(
             lambda s: s[0] < 2, lambda s: (s[0] + 1, smooth(*s)), (0, x)
         )[1]
-        x = nn.ConvTranspose(4, (2, 2), (2, 2))(x)
         return nn.Dense(10)(x.reshape(x.shape[0], -1))
 
 
 def test_what_stays_slow_is_a_note_and_lax_leaves_all():
     config = small(None, algorithm="fedavg", num_intervals=1)
     notes = str(tsfl_jax.explain(config, model=Repeated()))
-    assert "2 x conv_general_dilated stay as they are" in notes
+    assert "1 x conv_general_dilated stay as they are" in notes
     model = networks.from_flax(Stranger())
     x = jax.ShapeDtypeStruct((3, 8, 8, 1), float)
     assert replay.replay(model, "lax", {}, x) == (model, ())
+
+
+class Axes(nn.Module):
+    """A convolution along all axes but the last one."""
+
+    @nn.compact
+    def __call__(self, x):
+        x, window = nn.Conv(5, (3,) * (x.ndim - 2))(x), (2,) * (x.ndim - 2)
+        return nn.Dense(2)(nn.max_pool(nn.relu(x), window, window).reshape(len(x), -1))
+
+
+def test_no_kernel_moves_along_the_features_of_a_sequence():
+    draws = np.random.default_rng(0)
+    x, y = draws.normal(size=(90, 9, 3)), draws.integers(0, 2, 90)
+    data = tsfl_jax.make_dataset(x[:80], y[:80], x[80:], y[80:])
+    config = small(None)
+    config.schedule.data_size = 16
+    parameters = tsfl_jax.explain(config, model=Axes(), dataset=data).parameters
+    assert parameters == (3 * 3 * 5 + 5) + (4 * 5 * 2 + 2)

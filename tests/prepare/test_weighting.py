@@ -20,7 +20,7 @@ GOAL = SIZE @ VALUE / SIZE.sum()
 def mean_update(chosen, sampler, several, chance=1.0):
     """Σ_S P(S) Σ_{i ∈ S} ρ_i Δ_i of [(S, P(S))], with the sampler's own π."""
     everyone = crowd.make_crowd(6, 0, num_samples=SIZE)
-    settings = cohort.CohortConfig(size=2, sampler=sampler, groups=2)
+    settings = cohort.CohortConfig(size=2, sampler=sampler)
     cohorts = cohort.make_cohorts(everyone, settings)
     client = np.array([ids for ids, _ in several])
     tau = np.random.default_rng(0).integers(1, 5, client.shape)
@@ -51,8 +51,6 @@ CASES = [
     ("inverse", "round_robin", pairs(*range(6))),
     ("mean", "by_size", with_replacement()),
     ("inverse", "by_size", with_replacement()),
-    ("inverse", "cyclic", pairs(0, 1, 2, p=0.5) + pairs(3, 4, 5, p=0.5)),
-    ("unbiased", "cyclic", pairs(0, 1, 2, p=0.5) + pairs(3, 4, 5, p=0.5)),
 ]
 
 

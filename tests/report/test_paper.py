@@ -52,13 +52,6 @@ def test_what_is_missing_is_in_no_mean(tmp_path):
     assert found.loc["algorithm=b", "difference"] == pytest.approx(2.0)
 
 
-def test_a_score_that_is_no_share_keeps_its_unit(tmp_path):
-    runs = runs_of(score="final_test_loss")
-    paper.write(runs, tmp_path, "final_test_loss", "")
-    found = pd.read_csv(tmp_path / "table.csv")
-    assert found["mean"][0] == pytest.approx(0.6) and "p" not in found
-
-
 @pytest.mark.parametrize(
     ("base", "score", "words"),
     [

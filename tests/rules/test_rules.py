@@ -29,8 +29,6 @@ every_rule = pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n in FEW else [pytest.mark.slow]) for n in RULES],
 )
-# What all rules do outside of a simulation is in `test_aggregate`.
-few_rules = pytest.mark.parametrize("name", sorted(FEW))
 HP = problems.hparams(momentum=0.9, lr=0.03, mu=0.1, trim=0.26)
 
 
@@ -243,15 +241,6 @@ def test_scaffold_by_hand():
     assert numbers(delta) == [-3]
 
 
-def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
-    state = AGGREGATORS["scaffold"].server.init(params(0.0), Counts(2, 1, jnp.ones(2)))
-    happened = received([1, 1], rho=[0.5, 0.5])._replace(
-        present=jnp.array([True, False])
-    )
-    delta, state = combine("scaffold", stacked([2.0], [0.0]), happened, state)
-    assert numbers(delta) == [2] and state[1]["w"][1] == 0
-
-
 def test_fedyogi_by_hand():
     # Both moments begin at 10⁻⁶. g = −2: v = 10⁻⁶ + 0.5 · 4, v̂ = v/0.5 = 4 + 2·10⁻⁶;
     # m = 0.5 · 10⁻⁶ − 1, m̂ = −2 + 10⁻⁶: a step of 2/(2 + 0.5) = 0.8.
@@ -264,22 +253,6 @@ def test_fedyogi_by_hand():
     newer, _ = update("fedyogi", params(1.8), new, state, **settings)
     want = 0.8 + (1 / 0.75) / (np.sqrt(2) + 0.5)
     np.testing.assert_allclose(numbers(newer), [want], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "want"),
-    [
-        ("median", [2, 0]),  # of 1, 2, 9 and of −1, 0, 5
-        ("trimmed_mean", [2, 0]),  # ⌊0.34 · 3⌋ = 1 from each end
-        ("krum", [1, 0]),  # one neighbor: 0 and 1 are nearest, the first wins
-        ("multi_krum", [1, 0]),  # max(3 − 1 − 2, 1) = 1 of them
-    ],
-)
-def test_robust_rules_by_hand(name, want):
-    # Client 1 is absent; its row must not count.
-    updates = stacked([1.0, 0.0], [77.0, 77.0], [2.0, -1.0], [9.0, 5.0])
-    got, _ = combine(name, updates, received([1, 0, 2, 1]), trim=0.34)
-    assert numbers(got) == want
 
 
 def test_integer_leaves_have_no_update():
@@ -295,19 +268,7 @@ def test_examples_in_the_documentation(module, least):
     assert results.attempted >= least and not results.failed
 
 
-# ---- Properties of all rules ----
-
-
-@few_rules
-def test_an_interval_without_clients_changes_nothing(name):
-    start, state, history = run(name, np.zeros_like(TAU))
-    chex.assert_trees_all_equal(start, state)
-    assert not history.diverged.any()
-    assert history.samples.sum() == history.rho.sum() == 0
-    # Nor after one with clients.
-    *_, history = run(name, TAU * [[1], [0], [0]])
-    losses = np.asarray(history.test_loss)
-    assert np.isfinite(losses).all() and (losses == losses[0]).all()
+# ---- Properties of all rules; outside of a simulation: test_aggregate ----
 
 
 # Where an update is nearly 0, g/(√v + ε) makes its rounding errors larger.

@@ -145,14 +145,9 @@ def test_files_of_a_run_and_of_a_sweep(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("framework", "over"),
-    [
-        ("none", "cohort"),
-        pytest.param("none", "all", marks=pytest.mark.slow),
-        pytest.param("fedbuff", "all", marks=pytest.mark.slow),
-    ],
+    "framework", ["none", pytest.param("fedbuff", marks=pytest.mark.slow)]
 )
-def test_cohorts_score_those_who_are_ever_asked(framework, over, tmp_path):
+def test_cohorts_score_those_who_are_ever_asked(framework, tmp_path):
     config = config_of(
         num_clients=40,
         cohort__size=3,
@@ -163,7 +158,6 @@ def test_cohorts_score_those_who_are_ever_asked(framework, over, tmp_path):
         timeline__framework=framework,
         schedule__interval_seconds=3.0,
         schedule__dropout=0.3,
-        evaluation__over=over,
     )
     prepared = prepare.prepare(config, dataset=DATA)
     assert prepared.tested is not None
@@ -173,10 +167,7 @@ def test_cohorts_score_those_who_are_ever_asked(framework, over, tmp_path):
     assert result.history["client_accuracy_std"][-1] > 0
     arrays = files.read_arrays(tmp_path / "clients.npz")
     each = dict(zip(arrays["tested_client"], arrays["final_accuracy"], strict=True))
-    counted = arrays["client"][-1][arrays["tau"][-1] > 0]
-    counted = {*counted.tolist()} if over == "cohort" else {*each}
-    assert 1 < len(counted) <= (3 if over == "cohort" else 40)
-    mean = np.mean([each[i] for i in counted])
+    mean = np.mean([*each.values()])
     np.testing.assert_allclose(result.history["client_accuracy_mean"][-1], mean)
 
 
@@ -187,7 +178,6 @@ def test_cohorts_score_those_who_are_ever_asked(framework, over, tmp_path):
             {"partition__kind": "iid", "schedule__data_size": 20},
             "partition.kind=iid clients train on other samples than",
         ),
-        ({"evaluation__over": "cohort"}, "no cohorts with --config.cohort.size=0"),
     ],
 )
 def test_what_cannot_work_is_one_line(changes, words):

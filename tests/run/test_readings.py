@@ -128,24 +128,6 @@ def test_a_share_drawn_iid():
     assert any(len(np.unique(LABELS[row[:8]])) > 2 for row in mixed.indices)
 
 
-@pytest.mark.parametrize("kind", ["shards", "dirichlet", "iid"])
-def test_a_share_of_too_few_samples_has_none_twice(kind):
-    settings = PartitionConfig(
-        kind=kind, iid_share=0.5, common=kind != "iid", replacement=True, alpha=0.1
-    )
-    capacity = np.array([300, 200, 150, 90, 60])  # of 400
-    drawn = partition.make_partition(
-        LABELS, capacity, settings, np.random.default_rng(3)
-    )
-    for row, size in zip(drawn.indices, capacity, strict=True):
-        assert len(np.unique(row)) == size
-    assert sum("several clients" in note for note in drawn.notes) == 1
-    with pytest.raises(UserError, match="client 0 401 of them"):
-        partition.make_partition(
-            LABELS, np.array([401, 10]), settings, np.random.default_rng(3)
-        )
-
-
 def test_a_common_share():
     mixed = split(kind="shards", classes_per_client=1, iid_share=0.25, common=True)
     assert all(len(np.unique(row)) == 32 for row in mixed.indices)

@@ -70,20 +70,12 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "cohort.candidates": {"cohort.size": 2, "cohort.sampler": "power_of_choice"},
     "cohort.preferred": {"cohort.size": 2, "cohort.sampler": "oort"},
     "cohort.ask": {"cohort.size": 2, "timeline.framework": "sfl"},
-    "cohort.groups": {"cohort.size": 2, "cohort.sampler": "cyclic"},
-    "cohort.short": {
-        "cohort.size": 2,
-        "cohort.sampler": "online",
-        "timeline.framework": "sfl",
-        "timeline.availability": ONLINE,
-    },
     "evaluation.number": {"evaluation.clients": "labels"},
     "model.local": {"evaluation.clients": "labels"},
     "model.local_period": {"evaluation.clients": "labels", "model.local": "Dense_1"},
     "dms.threshold": {"algorithm": "dms", "schedule.upload_above": 1},
     "dms.drop_late": {"algorithm": "dms", "dms.late": 1},
     "dms.coupling_late": {"algorithm": "dms", "dms.late": 1},
-    "evaluation.over": {"evaluation.clients": "labels", "cohort.size": 2},
     "data.shape": {"data.name": "synthetic", "data.num_classes": 3},
 }
 for name in SETTINGS:
@@ -115,7 +107,6 @@ VALUES: dict[str, Any] = {
     "timeline.jitter": 0.5,
     "timeline.speeds": "client,seconds\n0,0.2\n1,0.5\n2,1\n3,0.1\n4,0.3\n",
     "timeline.availability": ONLINE,
-    "timeline.copula": "seconds rarity 0.8",
     "model.frozen": "Dense_0",
     "model.local": "Dense_1",
     "constants.when": "interval",

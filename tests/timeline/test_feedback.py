@@ -20,11 +20,6 @@ def known_of(utility, last):
     return feedback.Known(jnp.array(utility, jnp.float32), jnp.array(last, jnp.int32))
 
 
-def lots_of(gumbel, factor=None):
-    gumbel = jnp.array(gumbel, jnp.float32)
-    return Lots(gumbel, jnp.ones(len(gumbel)) if factor is None else jnp.array(factor))
-
-
 def test_power_of_choice_takes_the_largest_losses():
     for loss, size, chosen in (
         ([0.5, 2.0, 1.0, 3.0], 2, [1, 3]),
@@ -117,37 +112,6 @@ def test_who_was_never_heard_of_is_drawn_by_size_and_penalty():
     assert (
         stats.chisquare(count, count.sum() * np.array([1, 2, 4, 1]) / 8).pvalue > 1e-3
     )
-
-
-def test_only_those_above_the_cut_off_are_drawn_again():
-    # In round 1 without staleness; ⌊0.9⌋ = 0 of one is explored.
-    known, held = known_of([100, 98, 10, 0], [1, 1, 1, 0]), jnp.full(4, 10)
-    utility = np.array(feedback.utilities(known, jnp.ones(4), 1), np.float64)
-    assert utility[1] > 0.95 * utility[0]
-    count = drawn(known, held, 1, 1)
-    assert count[2] == count[3] == 0
-    expected = count.sum() * utility[:2] / utility[:2].sum()
-    assert stats.chisquare(count[:2], expected).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("tried", "number", "size", "again"),
-    [
-        (0, 1, 5, 0),  # nobody is known
-        (10, 1, 5, 5),  # all are
-        (3, 1, 10, 3),  # ⌊9⌋ of 10, but only 7 were never heard of
-        (6, 1, 5, 1),  # ⌊4.5⌋ = 4
-        (8, 500, 5, 4),  # ⌊0.2·5⌋ = 1
-        (2, 500, 5, 2),  # two are known
-    ],
-)
-def test_how_many_are_explored(tried, number, size, again):
-    last = [1] * tried + [0] * (10 - tried)
-    known = known_of(np.arange(10) * (np.array(last) > 0) + 1, last)
-    lots = lots_of(np.random.default_rng(1).gumbel(size=10))
-    found = feedback.oort(known, jnp.full(10, 8), lots, number, size).tolist()
-    assert found == sorted(set(found)) and len(found) == size
-    assert sum(i < tried for i in found) == again
 
 
 @pytest.mark.parametrize("seed", range(2))

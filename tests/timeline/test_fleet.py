@@ -113,12 +113,6 @@ def test_changing_one_kind_of_draw_leaves_the_others():
         np.testing.assert_array_equal(a, b[:, :8])
 
 
-def test_dropout_rate():
-    lost = draw(10, dropout=0.3, draws=1000).lost
-    assert abs(lost.mean() - 0.3) < 0.023  # 5 standard errors
-    assert lost.mean(1).min() > 0.2
-
-
 def test_speeds_file_replaces_the_means(tmp_path):
     path = file(tmp_path, "Client,seconds,upload\n1,0.25,\n\n0, 4 ,0.5\n")
     fleet = draw(2, [100, 300], speeds_file=path, upload=("constant(7)",))
@@ -211,24 +205,16 @@ SPEEDS, ONLINE, TRACE = "client,seconds\n", "client,start,end\n", "interval,clie
     [
         ("speeds", "", "--config.timeline.speeds=.*CSV with client,seconds.,download"),
         ("speeds", None, "--config.timeline.speeds=.*No such file"),
-        ("speeds", "client,seconds\n\xff\xfe,1\n", "UnicodeDecodeError"),
         ("speeds", "client,second\n", "line 1: .*did you mean 'seconds'"),
         ("speeds", SPEEDS + "0,1\n", "no row for client 1; .*from 0 to 1 once"),
         ("speeds", SPEEDS + "0,1\n0,2\n", "line 3: client 0 for the second time"),
-        ("speeds", SPEEDS + "2,1\n", "line 2: client is '2'; .*from 0 to 1"),
         ("speeds", SPEEDS + "0,0\n", "line 2: seconds is '0'; .* from 1e-09"),
-        ("speeds", SPEEDS + "0,inf\n", "line 2: seconds is 'inf'"),
         ("speeds", SPEEDS + "0\n", "line 2: seconds is ''"),
         ("speeds", SPEEDS + "0,1,2\n", "cannot be read"),
-        ("speeds", "client,seconds,upload\n0,1,-1\n", "upload is '-1'"),
         ("online", ONLINE + "0,2,2\n", r"line 2: .*window \[2, 2\): expected end > "),
-        ("online", ONLINE + "0,2,x\n", "line 2: end is 'x'; .* from 0 to inf"),
         ("online", ONLINE + "0,4,9\n1,0,9\n0,1,5\n", r"line 2: client 0's .*\[4, 9\)"),
-        ("trace", TRACE + ",tau\n", "line 1: the header is"),
         ("trace", TRACE + "\n0,0,1\n0,1,x\n", "line 3: tau is 'x'; .*whole number"),
         ("trace", TRACE + "\n0,0,1.5\n", "line 2: tau is '1.5'"),
-        ("trace", TRACE + "\n0,0,99999999999\n", "line 2: tau is '99999999999'"),
-        ("trace", TRACE + ",size\n0,0,1,0\n", "line 2: size is '0'; .* from 1 to"),
         ("trace", TRACE + "\n\n1,1,1\n1,1,1\n", "line 4: interval 1, client 1 for"),
     ],
 )

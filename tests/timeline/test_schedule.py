@@ -1,20 +1,22 @@
-"""Schedules: the paper's cases, distributions, traces, and every mistake."""
+"""Schedules: the paper's cases, distributions, traces, free riders."""
 
 import math
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tsfl_jax
+from tests import problems
+from tests.engine.test_scan import PROBLEM, as_reference
+from tests.problems import small
+from tests.rules.test_rules import HP, TAU, in_step
+from tests.timeline.test_deliveries import SIZES, reference_of
 from tsfl_jax.config import Config, replace
-from tsfl_jax.prepare import prepare
-from tsfl_jax.prepare.workload import draw_workload
-from tsfl_jax.run import runner, summary
+from tsfl_jax.prepare import prepare, workload
 from tsfl_jax.theory import bounds
 from tsfl_jax.timeline import distributions, schedule
+from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import UserError
 
 
@@ -59,14 +61,6 @@ def test_case3_has_the_moments_of_the_paper():
     assert (made.tau[0] != made.tau[1]).any() and (made.size[0] != made.size[1]).any()
     # Nearly independent of each other: every quarter has the same mix of sizes.
     assert np.ptp(made.size.reshape(T, 4, 5).mean((0, 2))) < 15
-
-
-def test_case3_sizes_scale_and_stay_positive():
-    large, small = make("case3", T=50), make("case3", T=50, size=256)
-    np.testing.assert_allclose(small.size, large.size / 4, atol=1)
-    np.testing.assert_array_equal(small.tau, large.tau)
-    tiny = make("case3", T=50, size=1)
-    assert tiny.size.min() == 1 and tiny.size.max() <= 4
 
 
 def test_explicit():
@@ -123,7 +117,7 @@ def test_a_longer_run_extends_a_shorter_one(T, more, seed):
 def test_upload_above():
     for above, tau in ((2, [0] * 10 + [3] * 5 + [4] * 5), (3, [0] * 15 + [4] * 5)):
         settings = {"schedule.kind": "case2", "schedule.upload_above": above}
-        times = draw_workload(replace(Config(), settings)).schedule
+        times = workload.draw_workload(replace(Config(), settings)).schedule
         assert times.tau[0].tolist() == tau
 
 
@@ -168,7 +162,7 @@ def test_trace(tmp_path):
     "text",
     [
         *("norml(2,1)", "normal(2)", "normal(2,x)", "normal(2,-1)", "lognormal(0,1)"),
-        *("uniform(3,1)", "uniform(1,2.5)", "normal(nan,1)", "normal(1,1);normal(2,1)"),
+        *("uniform(3,1)", "uniform(1,2.5)", "normal(nan,1)"),
     ],
 )
 def test_malformed_distribution(text):
@@ -179,7 +173,7 @@ def test_malformed_distribution(text):
     assert "\n" not in message and ("mean 'normal'" in message) == ("norml" in text)
 
 
-def small(**changes):
+def two_clients(**changes):
     config = Config(algorithm="fedavg", num_intervals=3, num_clients=2, batch_size=8)
     config.schedule.data_size, config.model.hidden = 44, 4
     for name, value in changes.items():
@@ -194,22 +188,21 @@ def small(**changes):
         ({"kind": "explicit", "tau": (0, 0)}, r"schedule.tau=\(0, 0\): no client does"),
         ({"kind": "distribution", "tau_groups": "constant(-3)"}, "tau_groups=constant"),
         ({"kind": "case1", "dropout": 0.999999}, "dropout=0.999999: no client"),
-        ({"kind": "case2", "upload_above": 4}, "upload_above=4: no client"),
         ({"free_riders": 2, "free_riding": "echo"}, "free_riders=2: no"),
     ],
 )
 def test_a_run_in_which_no_client_trains_is_refused(changes, message):
     with pytest.raises(UserError, match=message) as error:
-        prepare.prepare(small(**changes))
+        prepare.prepare(two_clients(**changes))
     assert "\n" not in str(error.value)
 
 
 def test_intervals_and_clients_without_work_are_noted(tmp_path):
-    config = small(kind="explicit", tau=(0, 1))
+    config = two_clients(kind="explicit", tau=(0, 1))
     assert prepare.prepare(config).notes == ("1 of 2 clients never train (0)",)
     path = tmp_path / "trace.csv"
     path.write_text("interval,client,tau\n0,0,1\n3,1,2\n")
-    config = small(kind="trace", trace=str(path), num_intervals=5, num_clients=3)
+    config = two_clients(kind="trace", trace=str(path), num_intervals=5, num_clients=3)
     trace, idle, *_ = prepare.prepare(config).notes
     assert "13 of 15 pairs of interval and client have no row" in trace
     assert idle == (
@@ -218,12 +211,12 @@ def test_intervals_and_clients_without_work_are_noted(tmp_path):
     path.write_text("interval,client,tau\n0,0,0\n")
     with pytest.raises(UserError, match="schedule.trace=.*no client does a local"):
         prepare.prepare(config)
-    assert prepare.prepare(small(kind="case1")).notes == ()
+    assert prepare.prepare(two_clients(kind="case1")).notes == ()
 
 
 def test_drawn_sizes_are_bounded_however_long_a_run_is():
     """Case 3 on digits, the default experiment, in 20,000 intervals."""
-    config = small(kind="case3", num_intervals=20_000, num_clients=20)
+    config = two_clients(kind="case3", num_intervals=20_000, num_clients=20)
     prepared = prepare.prepare(config)
     # 1,384 of the 1,438 samples: 880 and three times 168.
     assert prepared.partition.capacity.sum() <= 1438
@@ -234,7 +227,7 @@ def test_drawn_sizes_are_bounded_however_long_a_run_is():
     fifth = prepared.workload.schedule.size[:, 0]
     assert fifth.max() == int(22 + 3 * 100 / 1024 * 44)
     # A longer run still extends a shorter one.
-    short = prepare.prepare(small(kind="case3", num_intervals=50, num_clients=20))
+    short = prepare.prepare(two_clients(kind="case3", num_intervals=50, num_clients=20))
     np.testing.assert_array_equal(
         prepared.workload.schedule.size[:50], short.workload.schedule.size
     )
@@ -249,26 +242,133 @@ def test_bounds_of_the_distributions():
 def test_more_samples_than_a_client_can_count_are_refused():
     for tau in (2**31 - 1, 2**31 // 44 + 1):
         with pytest.raises(UserError, match=f"client 0 does τ = {tau} local"):
-            prepare.prepare(small(kind="explicit", tau=(tau, 1)))
-    config = small(kind="explicit", tau=(2**31 - 1, 1), iteration="step")
+            prepare.prepare(two_clients(kind="explicit", tau=(tau, 1)))
+    config = two_clients(kind="explicit", tau=(2**31 - 1, 1), iteration="step")
     with pytest.raises(UserError, match="17179869176 samples"):
         prepare.prepare(config)
-    steps = prepare.prepare(small(kind="explicit", tau=(2**31 // 44, 1))).steps
+    steps = prepare.prepare(two_clients(kind="explicit", tau=(2**31 // 44, 1))).steps
     assert steps.dtype == np.int64 and (steps[:, 0] == 2**31 // 44 * 6).all()
 
 
-@pytest.mark.slow
-def test_samples_are_counted_in_64_bits():
-    config = small(kind="explicit", tau=(2, 1))
-    result = tsfl_jax.simulate(config)
-    assert result.history["samples"].dtype == np.int64
-    assert result.history["samples"].tolist() == [132] * 3
-    # As many as clients may train on, each of them: more than 32 bits hold.
-    exp = runner.build(config)
-    history = exp.program.history_shapes(exp.arrays)
-    assert history.samples.shape == (1, 3, 2)
-    filled = jax.tree.map(lambda a: np.zeros(a.shape[1:], a.dtype), history)
-    filled = filled._replace(samples=np.full((3, 2), 2**31 - 1, np.int32))
-    named = summary.named_of(exp.prepared, filled)
-    found = summary.summarize(exp.prepared, exp.labels, named, 1.0, 1.0)
-    assert found["samples_trained"] == 6 * (2**31 - 1)
+# ---- Free riders ----
+
+HONEST = np.array([[1, 4, 2], [0, 2, 3], [5, 1, 0]])
+
+
+class Order(np.random.Generator):
+    """A generator that chooses free riders in this order."""
+
+    def __init__(self, *order):
+        super().__init__(np.random.PCG64())
+        self.order = np.array(order)
+
+    def permutation(self, count):
+        assert count == len(self.order)
+        return self.order
+
+
+@pytest.mark.parametrize(
+    ("kind", "order", "number", "done", "reported"),
+    [
+        # One iteration where there would be some; the most of any client is 4, 3, 5.
+        (
+            "claim",
+            (0, 2, 1),
+            2,
+            [[1, 4, 1], [0, 2, 1], [1, 1, 0]],
+            [[4, 4, 4], [0, 2, 3], [5, 1, 0]],
+        ),
+        (
+            "echo",
+            (1, 0, 2),
+            1,
+            [[1, 0, 2], [0, 0, 3], [5, 0, 0]],
+            [[1, 4, 2], [0, 3, 3], [5, 5, 0]],
+        ),
+        # Blocks of two: there in 0 and 1, away in 2.
+        ("visit", (2, 0, 1), 1, [[1, 4, 2], [0, 2, 3], [5, 1, 0]], None),
+        ("visit", (0, 1, 2), 1, [[1, 4, 2], [0, 2, 3], [0, 1, 0]], None),
+        *((kind, (0, 1, 2), 0, HONEST.tolist(), None) for kind in ("claim", "echo")),
+    ],
+)
+def test_free_riders_by_hand(kind, order, number, done, reported):
+    arguments = HONEST, kind, number, Order(*order)
+    work, claims, is_rider = schedule.make_free_riders(*arguments, period=2)
+    assert np.flatnonzero(is_rider).tolist() == sorted(order[:number])
+    assert work.tolist() == done and claims.tolist() == (reported or done)
+    assert work.dtype == claims.dtype == np.int32
+
+
+def test_slots_of_deliveries_by_hand():
+    # Client 2 of 4 is chosen, whatever its slots; an empty slot names client 0.
+    tau = np.array([[2, 3, 0], [4, 2, 1]])
+    client = np.array([[2, 1, 0], [3, 2, 2]])
+    slots = {"client": client, "num_clients": 4}
+    done, reported, chosen = schedule.make_free_riders(
+        tau, "claim", 1, Order(2, 0, 1, 3), **slots
+    )
+    assert chosen.tolist() == [False, False, True, False]
+    assert done.tolist() == [[1, 3, 0], [4, 1, 1]]
+    assert reported.tolist() == [[3, 3, 0], [4, 4, 4]]
+    done, _, _ = schedule.make_free_riders(
+        tau, "visit", 1, Order(2, 0, 1, 3), 1, **slots
+    )
+    assert done.tolist() == [[2, 3, 0], [4, 0, 0]]
+    with pytest.raises(UserError, match="<= 4 = --config.num_clients"):
+        schedule.make_free_riders(tau, "echo", 5, Order(0, 1, 2, 3), **slots)
+
+
+def riding(kind, algorithm, settings=None, number=1):
+    settings = settings or small(algorithm=algorithm, num_intervals=4)
+    settings.schedule.free_riders = number
+    settings.schedule.free_riding = kind
+    return settings
+
+
+def test_an_echo_is_the_global_model():
+    """FedAvg, all but client 2 honest, against the slow reference."""
+    done, reported, _ = schedule.make_free_riders(TAU, "echo", 1, Order(2, 0, 1, 3, 4))
+    size = np.broadcast_to(SIZES, TAU.shape).astype(np.int32)
+    echo = complete(done, size, reported=reported)
+    hp = HP._replace(mu=HP.mu * 0)
+    start, state, history = problems.replayed(
+        "fedavg", PROBLEM, echo, hp=hp, iteration="step"
+    )
+    trace = in_step(TAU)
+    trace.iterations, trace.reported = done, reported
+    versions = reference_of(start, "fedavg", hp, trace)
+    for n, value in versions[-1].items():
+        assert np.abs(value - versions[0][n]).max() > 1e-2
+        got = as_reference(state.params)[n]
+        np.testing.assert_allclose(got, value, rtol=2e-4, atol=2e-5)
+    # Its weight is what its samples are worth: 7 of 10 + 12 + 7 + 9.
+    np.testing.assert_allclose(history.rho[0, 2], 7 / 38, rtol=1e-6)
+    assert history.num_discarded.sum() == 0
+    # An interval by echoes alone leaves the model as it is, but for rounding.
+    alone = np.array([[0, 0, 4, 0, 0]] * 3, np.int32)
+    echoes = complete(alone * 0, size, reported=alone)
+    start, state, history = problems.replayed(
+        "fedavg", PROBLEM, echoes, hp=HP, iteration="step"
+    )
+    for n, value in as_reference(start.params).items():
+        np.testing.assert_allclose(as_reference(state.params)[n], value, rtol=1e-6)
+    assert not history.diverged.any() and history.samples.sum() == 0
+
+
+def test_k_of_all_work_is_of_what_clients_report(monkeypatch):
+    settings = small(num_intervals=6)
+    settings.schedule.kind, settings.schedule.tau = "explicit", (1, 3, 4, 2)
+    settings.schedule.upload_above = 1
+    settings.dms.threshold = "all"
+    assert (workload.draw_workload(settings).schedule.threshold == 2.5).all()
+    # Client 0 cannot upload: it does one iteration of its one, or none.
+    for kind, least in (("claim", 1), ("echo", 0)):
+        riders = riding(kind, "", settings, 4)
+        # Four echoes do nothing, which is refused.
+        monkeypatch.setattr(workload, "_idle_notes", lambda plan, times: ())
+        times = workload.draw_workload(riders).schedule
+        assert (times.reported == [0, 4, 4, 4]).all()
+        assert (times.threshold == (12 + least) / 4).all()
+    # All are away in the second five intervals.
+    times = workload.draw_workload(riding("visit", "", settings, 4)).schedule
+    assert times.threshold.tolist() == [2.5] * 5 + [0]

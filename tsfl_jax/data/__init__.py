@@ -7,10 +7,9 @@ To add a data set, write its factory and add it to `builtin.DATASETS`.
 """
 
 import hashlib
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int, Shaped
+from jaxtyping import Float32, Shaped
 from numpy.typing import ArrayLike
 
 from tsfl_jax import rng
@@ -40,13 +39,9 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: data missing or malformed, or fewer samples than requested.
     """
     dataset = builtin.DATASETS[settings.name].make(settings, seed)
-    train = _subset(dataset, "train", settings.train_size)
-    test = _subset(dataset, "test", settings.test_size)
-    dataset = dataset._replace(
-        **{name: _rows(dataset, name, train) for name in _TRAINING},
-        **{name: _rows(dataset, name, test) for name in _TESTING},
-        source=str(settings),
-    )
+    dataset = _subset(dataset, "train", settings.train_size)
+    dataset = _subset(dataset, "test", settings.test_size)
+    dataset = dataset._replace(source=str(settings))
     if dataset.client is not None and settings.train_size:  # some may have none left
         client, test_client = in_memory.numbered(dataset.client, dataset.test_client)
         dataset = dataset._replace(client=client, test_client=test_client)
@@ -59,15 +54,6 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
         mean, std = _moments(dataset.x_train)
         dataset = dataset._replace(mean=mean, std=std)
     return dataset
-
-
-_TRAINING = ("x_train", "y_train", "client", "target")
-_TESTING = ("x_test", "y_test", "test_client", "test_target")
-
-
-def _rows(dataset: Dataset, name: str, rows: slice | Int[np.ndarray, "_"]) -> Any:
-    array = getattr(dataset, name)
-    return None if array is None else array[rows]
 
 
 def digest(dataset: Dataset) -> str:
@@ -87,16 +73,24 @@ def fingerprint(*arrays: ArrayLike) -> str:
     return digest.hexdigest()[:16]
 
 
-def _subset(dataset: Dataset, part: str, size: int) -> slice | Int[np.ndarray, "_"]:
-    """Rows of a random subset of the training or test samples, sorted; 0 = all."""
+_PARTS = {
+    "train": ("x_train", "y_train", "client", "target"),
+    "test": ("x_test", "y_test", "test_client", "test_target"),
+}
+
+
+def _subset(dataset: Dataset, part: str, size: int) -> Dataset:
+    """With a random subset of the training or test samples, in order; 0 = all."""
     y = getattr(dataset, f"y_{part}")
     if not size:
-        return slice(None)
+        return dataset
     setting, samples = f"--config.data.{part}_size={size}", f"{len(y)} {part} samples"
     require(size <= len(y), f"{setting}: {dataset.name} has only {samples}")
     # Runs with different seeds see the same samples.
-    order = rng.generator(0, f"{part} subset").permutation(len(y))
-    return np.sort(order[:size])  # sorted: all of them is the data set itself
+    rows = np.sort(rng.generator(0, f"{part} subset").permutation(len(y))[:size])
+    arrays = {name: getattr(dataset, name) for name in _PARTS[part]}
+    arrays = {name: a[rows] for name, a in arrays.items() if a is not None}
+    return dataset._replace(**arrays)
 
 
 def _moments(

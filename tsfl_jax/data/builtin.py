@@ -121,17 +121,15 @@ def _blends(
     return x, y
 
 
+# svhn is short for svhn_cropped.
+_TFDS = ("mnist", "fashion_mnist", "cifar10", "svhn_cropped", "svhn")
 _PARTS = (*("data.normalize", "data.train_size", "data.test_size", "data.validation"),)
 _FILE, _NATURAL = (*_PARTS, "data.file"), (TextConfig, ColumnsConfig)
 # By `DataConfig.name`: factories of settings and a seed ≥ 0, to a `Dataset`. Without:
 # drawn for the clients, for a model that has no factory, either.
 DATASETS = {
     "digits": Part(digits, _PARTS),
-    "mnist": Part(tfds.read, _PARTS),
-    "fashion_mnist": Part(tfds.read, _PARTS),
-    "cifar10": Part(tfds.read, _PARTS),
-    "svhn_cropped": Part(tfds.read, _PARTS),
-    "svhn": Part(tfds.read, _PARTS),  # short for svhn_cropped
+    **dict.fromkeys(_TFDS, Part(tfds.read, _PARTS)),
     "leaf": Part(client_files.read_leaf, _PARTS, (TextConfig,)),
     "tff": Part(client_files.read_tff, _FILE, _NATURAL),
     "fedjax": Part(client_files.read_fedjax, _FILE, _NATURAL),

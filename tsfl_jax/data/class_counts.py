@@ -1,11 +1,13 @@
-"""Integer tables with given row sums: how many samples of each class a client gets.
+"""How many samples of each class a client gets, or validation: tables of integers.
 
 Rows are clients, columns are the C classes. Every function ends after a bounded number
 of steps.
 """
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
+
+from tsfl_jax.data.inputs import require
 
 _FIT_ROUNDS = 100  # of scaling; `settle` moves the samples that still do not fit
 
@@ -100,3 +102,37 @@ def settle(
         weights = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
         request = rng.multinomial(missing, weights)
     return counts
+
+
+def hold_out(
+    labels: Shaped[np.ndarray, "M"], count: int, rng: np.random.Generator
+) -> Int[np.ndarray, "V"]:
+    """Draw validation samples, the same share of each class up to rounding.
+
+    What a server might own beside its test set; no client trains on them.
+
+    Args:
+      labels: classes of the training samples.
+      count: V ≥ 0.
+      rng: random number generator.
+
+    Returns:
+      Indices of V samples, ascending.
+
+    Raises:
+      UserError: nothing would be left to train on.
+    """
+    require(
+        count < len(labels),
+        f"--config.data.validation={count}: there are only {len(labels)} training "
+        "samples, and clients need some; use fewer",
+    )
+    classes, inverse = np.unique(labels, return_inverse=True)
+    stock = np.bincount(inverse, minlength=len(classes))
+    real = count * stock[None] / stock.sum()
+    class_sizes = round_rows(real, np.array([count]))[0]
+    drawn = [
+        rng.permutation(np.flatnonzero(inverse == c))[:number]
+        for c, number in enumerate(class_sizes)
+    ]
+    return np.sort(np.concatenate(drawn))

@@ -1,10 +1,10 @@
 """Files that have samples by client, without the libraries that wrote them.
 
 LEAF, Caldas et al., "LEAF: A Benchmark for Federated Settings" (2018): folders train
-and test with .json files of `users`, `num_samples` (one number per user) and
-`user_data` with x and y of each user. FEMNIST has 784 numbers per sample, Shakespeare
-80 characters and the next one, Sent140 a list whose fifth entry is the tweet. NOT read:
-CelebA, whose samples are names of files.
+and test with .json files of `users` and of `user_data` with x and y of each user.
+FEMNIST has 784 numbers per sample, Shakespeare 80 characters and the next one, Sent140
+a list whose fifth entry is the tweet. NOT read: CelebA, whose samples are names of
+files.
 
 TensorFlow Federated: `tff.simulation.datasets` keeps two HDF5 files, such as
 fed_emnist_train.h5 and fed_emnist_test.h5, with ``/examples/CLIENT/FEATURE``: pixels
@@ -29,25 +29,18 @@ from typing import Any
 
 import numpy as np
 
-from tsfl_jax import host_memory
 from tsfl_jax.data import natural
-from tsfl_jax.data.inputs import check, package, reading
+from tsfl_jax.data.inputs import check, package
 from tsfl_jax.data.settings import DataConfig
 
 
 def _leaf(settings: DataConfig, path: pathlib.Path) -> Iterator[natural.Client]:
     del settings
     content = json.loads(path.read_text(encoding="utf-8"))
-    for user, number in zip(content["users"], content["num_samples"], strict=True):
-        expected = "lists x and y of num_samples samples of one kind and shape"
-        with reading(f"{path}: user {user}", expected):
-            x, y = (content["user_data"][user][key] for key in ("x", "y"))
-            check(isinstance(x, list) and isinstance(y, list), "x or y is no list")
-            counts = f"{len(x)} x, {len(y)} y and num_samples={number}"
-            check(len(x) == len(y) == number, counts)
-            client = (user, _json_values(x), _json_values(y)) if number else None
-        if client:
-            yield client
+    for user in content["users"]:
+        x, y = (content["user_data"][user][key] for key in ("x", "y"))
+        if len(x):
+            yield user, _json_values(x), _json_values(y)
 
 
 def _json_values(values: list[Any]) -> np.ndarray | list[str]:
@@ -68,21 +61,11 @@ def _tff(settings: DataConfig, path: pathlib.Path) -> Iterator[natural.Client]:
     with package("h5py").File(path, "r") as file:
         for client, group in file["examples"].items():
             sample, label = natural.columns(settings, [*group], path)
-            y = _hdf5_values(file, group[label]).reshape(-1) if label else None
-            yield client, _hdf5_values(file, group[sample]), y
+            y = group[label][()].reshape(-1) if label else None
+            yield client, group[sample][()], y
 
 
-def _hdf5_values(file: Any, feature: Any) -> np.ndarray:
-    """The values of a feature, which are all in this file."""
-    elsewhere = feature.external or feature.is_virtual
-    elsewhere = elsewhere or feature.file.filename != file.filename
-    check(not elsewhere, f"{feature.name} is in another file")
-    host_memory.require(file.filename, feature.nbytes, f"shape {feature.shape}")
-    return feature[()]
-
-
-_TYPE = "SELECT type FROM sqlite_master WHERE name = 'federated_data'"
-_ROWS = "SELECT client_id, data, num_examples FROM federated_data ORDER BY client_id"
+_ROWS = "SELECT client_id, data FROM federated_data ORDER BY client_id"
 _NUMBERS, _BYTES = 1, 4  # extensions of msgpack
 
 
@@ -98,19 +81,16 @@ def _fedjax(settings: DataConfig, path: pathlib.Path) -> Iterator[natural.Client
 
     file = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     with contextlib.closing(file):
-        is_table = file.execute(_TYPE).fetchone() == ("table",)
-        check(is_table, "no such table")  # a view may be endless
-        for client, packed, number in file.execute(_ROWS):
+        for client, packed in file.execute(_ROWS):
             features = unpack(zlib.decompress(packed), ext_hook=array)
             sample, label = natural.columns(settings, [*features], path)
-            x, y = features[sample], features[label].reshape(-1) if label else None
-            check(len(x) == number, f"client {client} has not num_examples={number}")
-            yield client, x, y
+            y = features[label].reshape(-1) if label else None
+            yield client, features[sample], y
 
 
 _SQLITE = "an SQLite file with FedJAX's table federated_data"
 _HDF5 = "an HDF5 file with /examples/CLIENT/FEATURE"
-_JSON = "LEAF's users, num_samples and user_data"
+_JSON = "LEAF's users and user_data, with lists x and y of one kind and shape"
 read_fedjax = functools.partial(natural.read, _fedjax, "*{}.sqlite", _SQLITE)
 read_leaf = functools.partial(natural.read, _leaf, "{}/*.json", _JSON)
 read_tff = functools.partial(natural.read, _tff, "*{}.h5", _HDF5)

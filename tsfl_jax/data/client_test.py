@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float, Float64, Int
 
 from tsfl_jax import rng
 from tsfl_jax.components import checker, component, setting
@@ -38,25 +38,14 @@ class EvaluationConfig:
         low=0,
         used_by=("clients", ()),
     )
-    over: str = setting(
-        "all",
-        "statistics of all M clients, or of those in the cohort of the interval",
-        ("all", "cohort"),
-        used_by=("clients", ()),
-    )
 
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse cohorts where there are none, and more clients than there are."""
+        """Refuse more clients than there are."""
         del rule
-        _check("evaluation.number", self.number, config.num_clients, "num_clients")
-        require(
-            self.over != "cohort" or config.cohort.size,
-            "--config.evaluation.over=cohort: there are no cohorts with "
-            "--config.cohort.size=0; choose their size, or all",
-        )
+        most = config.num_clients, "num_clients"
+        checker(EvaluationConfig)("evaluation.number", self.number, *most)
 
 
-_check = checker(EvaluationConfig)
 _BLOCK = 100  # intervals at a time: there may be a million clients
 # Statistics over the clients, of their accuracy and loss.
 _OVER_CLIENTS = ("mean", "worst", "std")
@@ -204,16 +193,13 @@ def summarized(
 
 
 def named(
-    test: ClientTest | None,
-    history: Mapping[str, np.ndarray],
-    cohort: Int[np.ndarray, "R K"] | None = None,
+    test: ClientTest | None, history: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """A history by name, its scores by group as those of `SERIES`, ``[R]``.
 
     Args:
       test: from `by_labels` or `by_owner`; None: no client is scored.
       history: arrays with the leading axis ``[R]``.
-      cohort: ids of the clients that count in each interval, −1 for none; None: all m.
     """
     series = dict(history)
     for name in ("accuracy", "loss"):
@@ -222,23 +208,8 @@ def named(
             continue
         parts = []
         for first in range(0, max(len(values), 1), _BLOCK):
-            block = slice(first, first + _BLOCK)
-            scores = by_client(test, values[block])
-            if cohort is not None:
-                is_member = _in_cohort(test.client, cohort[block])
-                scores = np.where(is_member, scores, np.nan)
+            scores = by_client(test, values[first : first + _BLOCK])
             parts.append(summarized(scores, name == "loss"))
         for s in _OVER_CLIENTS:
             series[f"client_{name}_{s}"] = np.concatenate([part[s] for part in parts])
     return series
-
-
-def _in_cohort(
-    client: Int[np.ndarray, "m"], cohort: Int[np.ndarray, "R K"]
-) -> Bool[np.ndarray, "R m"]:
-    """Which of the clients are in the cohort of each interval."""
-    place = np.searchsorted(client, cohort).clip(max=len(client) - 1)
-    row, slot = np.nonzero(client[place] == cohort)
-    is_member = np.zeros((len(cohort), len(client)), bool)
-    is_member[row, place[row, slot]] = True
-    return is_member

@@ -1,13 +1,12 @@
 """Data sets of Hugging Face as files: from save_to_disk, or Parquet as on the Hub.
 
-`save_to_disk` makes a folder for each of train and test, with Arrow streams that its
-state.json names. The Hub has Parquet files, train-00000-of-00001.parquet or, as it
-converts them, train/0000.parquet; mostly in a folder, data or the configuration's name.
-One column names the client of each sample.
+`save_to_disk` makes a folder for each of train and test, with Arrow streams. The Hub
+has Parquet files, train-00000-of-00001.parquet or, as it converts them,
+train/0000.parquet; mostly in a folder, data or the configuration's name. One column
+names the client of each sample.
 """
 
 import io
-import json
 import pathlib
 from typing import Any
 
@@ -18,8 +17,9 @@ from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset
 
 _PARTS = ("train", "test")
-_LAYOUTS = ("{}/*.arrow", "{}/*.parquet", "{}*.parquet")
-_LAYOUT = "train/*.arrow of save_to_disk, train*.parquet or train/*.parquet"
+# data-00000-of-00001.arrow or dataset.arrow; beside them may be cache-*.arrow.
+_LAYOUTS = ("{}/da*.arrow", "{}/*.parquet", "{}*.parquet")
+_LAYOUT = "train/da*.arrow of save_to_disk, train*.parquet or train/*.parquet"
 # What PIL makes of an image without loss, by its mode; alpha and 16 bits need a choice.
 _MODES = {"L": "L", "1": "L", "RGB": "RGB", "P": "RGB"}
 
@@ -41,7 +41,7 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     folder = inputs.folder(settings, _LAYOUT)
     subfolders = [p for p in sorted(folder.glob("*/")) if p.name not in _PARTS]
     layouts = [
-        [_paths(base, pattern.format(part)) for part in _PARTS]
+        [sorted(base.glob(pattern.format(part))) for part in _PARTS]
         for base in (folder, *subfolders)
         for pattern in _LAYOUTS
     ]
@@ -58,27 +58,12 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     return natural.from_samples(settings, folder, train_samples, test_samples)
 
 
-def _paths(base: pathlib.Path, pattern: str) -> list[pathlib.Path]:
-    """The files of a part; beside those of save_to_disk may be cache-*.arrow."""
-    paths = sorted(base.glob(pattern))
-    state = (base / pattern).parent / "state.json"
-    if not pattern.endswith(".arrow") or not state.is_file():
-        return paths
-    with inputs.reading(state, "save_to_disk's _data_files"):
-        entries = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
-        return [state.parent / pathlib.Path(f["filename"]).name for f in entries]
-
-
 def _samples(settings: DataConfig, paths: list[pathlib.Path]) -> natural.ClientSamples:
-    tables = [_table(path) for path in paths]
-    names = natural.columns(settings, tables[0].column_names, paths[0], client=True)
-
-    def column(name: str) -> Any:
-        pairs = zip(paths, tables, strict=True)
-        values = [_values(path, name, table) for path, table in pairs if table.num_rows]
-        return natural.joined(values, f"{paths[0].parent}: column {name}")
-
-    columns: list[Any] = [column(name) if name else None for name in names]
+    tables, first = [_table(path) for path in paths], paths[0]
+    with inputs.reading(first, "files with the same columns"):
+        table = inputs.package("pyarrow").concat_tables(tables)
+    names = natural.columns(settings, table.column_names, first, client=True)
+    columns: list[Any] = [_values(first, n, table) if n else None for n in names]
     return natural.ClientSamples(*columns)
 
 
@@ -103,8 +88,9 @@ def _values(path: pathlib.Path, name: str, table: Any) -> Any:
         if isinstance(values[0], dict):  # an image: {"bytes": …, "path": …}
             return np.stack([_image(value) for value in values])
         if isinstance(values[0], str | bytes):
-            return values
+            return natural.joined([values], path)
         array = np.asarray(values)
+        inputs.check(array.dtype.kind not in "OSU", "no numbers")
         # Pixels as lists of whole numbers, of a column of nested lists.
         if array.ndim < 3 or array.dtype.kind != "i" or array.min() < 0:
             return array

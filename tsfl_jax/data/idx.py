@@ -10,7 +10,6 @@ Nothing is written, and no network is used.
 """
 
 import gzip
-import math
 import os
 import pathlib
 import re
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from tsfl_jax import host_memory
 from tsfl_jax.data import in_memory, inputs
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, UserError
@@ -92,15 +90,9 @@ def _load(path: pathlib.Path) -> UInt8[np.ndarray, "..."]:
     open_file = gzip.open if path.suffix == ".gz" else open
     expected = f"an IDX file of unsigned bytes with {axes} axes"
     with inputs.reading(path, expected), open_file(path, "rb") as file:
-        header, magic = file.read(4 + 4 * axes), bytes((0, 0, 8, axes))
-        start = header[:4].hex() or "nothing"
+        content, magic = file.read(), bytes((0, 0, 8, axes))
+        start = content[:4].hex() or "nothing"
         inputs.check(start == magic.hex(), f"it begins with {start}, not {magic.hex()}")
-        shape = tuple(map(int, np.frombuffer(header, ">u4", axes, 4)))
-        count = math.prod(shape)
-        host_memory.require(str(path), count, f"values of shape {shape}")
-        values = file.read(count + 1)
-        inputs.check(
-            len(values) == count,
-            f"shape {shape} is {count} values, not {len(values)}",
-        )
-        return np.frombuffer(values, np.uint8).reshape(shape)
+        shape = np.frombuffer(content, ">u4", axes, 4).tolist()
+        values = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
+        return values.reshape(shape)

@@ -13,7 +13,7 @@ from jaxtyping import Int, Shaped
 from tsfl_jax.data import targets
 from tsfl_jax.data.inputs import reading, require, require_values
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import INT32_MAX, Dataset, Numbers, UserError, nearest, user_code
+from tsfl_jax.types import INT32_MAX, Dataset, Numbers, user_code
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 1000  # more only if there are as many samples: a number of each
@@ -90,7 +90,7 @@ def _learned(
     """The fields of a `Dataset` of what is learned: classes, and targets if any."""
     if not targets.are_targets(y_train):
         labels, fields = [y_train, y_test], {}
-        classes = _class_count(name, y_train, y_test, num_classes)
+        classes = _class_count(name, labels, num_classes)
     else:
         pair, labels, classes = targets.read(name, y_train, y_test)
         require(
@@ -119,40 +119,32 @@ def check(dataset: Dataset | Any) -> Dataset:
     kept = ("x_train", "x_test", "name", "num_classes", "client", "test_client")
     fields: dict[str, Any] = {name: getattr(dataset, name) for name in kept}
     checked = make_dataset(y_train=y_train, y_test=y_test, add_channel=False, **fields)
-    x, moments = checked.x_train, {}
-    for key, neutral in (("mean", 0), ("std", 1)):
-        value = np.asarray(getattr(dataset, key), np.float32)
-        good = np.isfinite(value) & ((value > 0) if key == "std" else True)
-        good &= (value == neutral) | (x.dtype != np.int32)
-        require(
-            value.shape in ((), x.shape[-1:]) and good.all(),
-            f"{dataset.name}: {key}={getattr(dataset, key)}; expected one finite "
-            f"number{' > 0' * neutral}, or {x.shape[-1]} of them; of tokens {neutral}",
-        )
-        moments[key] = value
-    return checked._replace(**moments)
+    x, tokens = checked.x_train, checked.x_train.dtype == np.int32
+    mean, std = (np.asarray(a, np.float32) for a in (dataset.mean, dataset.std))
+    require(
+        {mean.shape, std.shape} <= {(), x.shape[-1:]}
+        and (np.isfinite(mean) & np.isfinite(std) & (std > 0)).all()
+        and not (tokens and (mean.any() or (std != 1).any())),
+        f"{dataset.name}: mean={dataset.mean}, std={dataset.std}; expected one finite "
+        f"number each, or {x.shape[-1]} of them, std > 0; of tokens 0 and 1",
+    )
+    return checked._replace(mean=mean, std=std)
 
 
 def notes(dataset: Dataset, classifies: bool | None) -> tuple[str, ...]:
     """What looks like a slip in a data set, for a network that classifies or not."""
-    slips, x, y = (), dataset.x_train[:1000], dataset.y_train  # few: runs share it
+    slips, x, y = (), dataset.x_train, dataset.y_train
     if targets.regresses(dataset):
-        t = np.asarray(dataset.target)
-        whole = t.size == len(t) and (t >= 0).all() and (t == np.floor(t)).all()
-        cure = "; y_train.astype(int) makes them classes" if whole else ""
-        slips += (f"labels are real numbers: a regression, without accuracy{cure}",)
+        slips += (
+            "labels are real numbers: a regression, without accuracy; "
+            "y_train.astype(int) makes them classes",
+        )
     elif classifies and dataset.target is None and y.min() == y.max():
         slips += (f"all training labels are {y[0]}: there is nothing to learn",)
     if x.ndim >= 4 and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 4:
         slips += (
             f"samples {list(x.shape[1:])} look like images with channels first; "
             "expected [H, W, C]: np.moveaxis(x, 1, -1)",
-        )
-    scaled = x.dtype != np.float32 or dataset.mean.any() or (dataset.std != 1).any()
-    if not scaled and x.min() >= 0 and 127 < x.max() <= 255:
-        slips += (
-            f"samples are floats up to {x.max():g}, used as they are; make them uint8 "
-            "or divide them by 255",
         )
     return slips
 
@@ -185,16 +177,13 @@ def _samples(
     name: str, key: str, raw: Shaped[np.ndarray, "..."], add_channel: bool | None
 ) -> Shaped[np.ndarray, "M ..."]:
     """The samples as uint8, finite float32 or int32 tokens, images with channels."""
-    require(
-        raw.ndim >= 2 and raw.size,
-        f"{name}: {key} has shape {raw.shape}; expected samples [M, F], [M, H, W], "
-        "[M, H, W, C] or of more axes",
-    )
     are_tokens = raw.dtype.kind in "iu" and raw.dtype != np.uint8
+    has_axes = raw.ndim == 2 or (raw.ndim > 2 and not are_tokens)
     require(
-        raw.dtype.kind in "iuf" and not (are_tokens and raw.ndim != 2),
-        f"{name}: {key} is {raw.dtype} of shape {raw.shape}; expected uint8 (0..255), "
-        "float, or tokens: whole numbers [M, S]",
+        has_axes and raw.size and raw.dtype.kind in "iuf",
+        f"{name}: {key} is {raw.dtype} of shape {raw.shape}; expected samples uint8 "
+        "(0..255) or float [M, F], [M, H, W] or [M, ..., C], or tokens: whole numbers "
+        "[M, S]",
     )
     array = f"{name}: {key}"
     if are_tokens:
@@ -210,22 +199,6 @@ def _samples(
     return x[..., None] if (is_gray if add_channel is None else add_channel) else x
 
 
-def _check_labels(name: str, key: str, y: Shaped[np.ndarray, "M ..."]) -> None:
-    """Raise `UserError` unless labels are integers ≥ 0."""
-    require(
-        y.ndim == 1,
-        f"{name}: {key} has shape {y.shape}; expected [{len(y)}], one class number per "
-        f"sample: {key}.argmax(axis=1) of one-hot rows, {key}[:, 0] of one column; "
-        "other targets are float in both y_train and y_test",
-    )
-    cure = f"np.unique({key}, return_inverse=True)[1] numbers the classes"
-    cure = f"use {key}.astype(int)" if y.dtype.kind == "f" else cure
-    expected = f"integers >= 0; {cure}"
-    is_integer = y.dtype.kind in "iu"
-    require(is_integer, f"{name}: {key} is {y.dtype}; expected {expected}")
-    require_values(f"{name}: {key}", y, (y >= 0) & (y <= INT32_MAX), expected)
-
-
 def _clients(
     name: str,
     client: Numbers | None,
@@ -239,14 +212,11 @@ def _clients(
     ids += [] if test_client is None else [_array(name, "test_client", test_client)]
     kinds = {array.dtype.kind for array in ids}
     fits = all(a.shape == (n,) for a, n in zip(ids, counts, strict=False))
-    shapes = ", test_client ".join(f"{a.dtype} of shape {a.shape}" for a in ids)
     require(
-        fits and (kinds <= {"i", "u"} or kinds <= {"U", "S"}),
-        f"{name}: client is {shapes}; expected one for each of the {counts} training "
+        fits and kinds in ({"U"}, {"S"}, {"i"}, {"u"}, {"i", "u"}),
+        f"{name}: client, test_client: expected one for each of the {counts} training "
         "and test samples, numbers in both, or names",
     )
-    if kinds == {"U", "S"}:
-        ids = [a if a.dtype.kind == "S" else np.char.encode(a, "utf-8") for a in ids]
     return numbered(ids[0], ids[1] if len(ids) > 1 else None)
 
 
@@ -272,33 +242,31 @@ def numbered(
 
 
 def _class_count(
-    name: str,
-    y_train: Shaped[np.ndarray, "M ..."],
-    y_test: Shaped[np.ndarray, "Q ..."],
-    num_classes: int,
+    name: str, labels: list[Shaped[np.ndarray, "M ..."]], num_classes: int
 ) -> int:
     """The number of classes, which all labels must be below; 0: by the largest one."""
-    labels = {"y_train": y_train, "y_test": y_test}
-    for key, y in labels.items():
-        _check_labels(name, key, y)
-    count = len(y_train) + len(y_test)
-    most, classes = max(_MOST_CLASSES, count), num_classes or int(y_train.max()) + 1
+    for key, y in zip(_KEYS[1::2], labels, strict=True):
+        require(
+            y.ndim == 1 and y.dtype.kind in "iu",
+            f"{name}: {key} is {y.dtype} of shape {y.shape}; expected one class number "
+            f"per sample: {key}.astype(int), or {key}.argmax(axis=1) of one-hot rows; "
+            "other targets are float in both y_train and y_test",
+        )
+    count, y = sum(map(len, labels)), labels[0]
+    most, classes = max(_MOST_CLASSES, count), num_classes or int(y.max()) + 1
     require(
         classes <= most,
         f"{name}: num_classes={classes}: expected at most {most} for {count} samples; "
-        f"the largest label of y_train, at row {y_train.argmax()}, is {y_train.max()}",
+        f"the largest label of y_train, at row {y.argmax()}, is {y.max()}",
     )
-    for key, y in labels.items():
-        require_values(f"{name}: {key}", y, y < classes, f"0..{classes - 1}")
+    for key, y in zip(_KEYS[1::2], labels, strict=True):
+        good = (y >= 0) & (y < classes)
+        require_values(f"{name}: {key}", y, good, f"0..{classes - 1}")
     return classes
 
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     """The four arrays of an .npz file by name, and those of clients if any."""
-    folder, name = os.path.split(path)
-    if os.path.isdir(folder or ".") and not os.path.exists(path):
-        near = nearest(name, os.listdir(folder or "."))
-        raise UserError(f"--config.data.file={path}: no such file{near}")
     # Opened here: np.load alone leaves a damaged file open.
     expected = f"an .npz file with the plain arrays {', '.join(_KEYS)}"
     with reading(path, expected), open(path, "rb") as file:

@@ -5,10 +5,12 @@ they become a `Dataset`: text becomes tokens, names of clients become numbers.
 """
 
 import glob
+import operator
 import pathlib
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Shaped
 
@@ -36,11 +38,11 @@ class ColumnsConfig:
 
 
 class ClientSamples(NamedTuple):
-    """Samples of one part, training or test, of all clients."""
+    """Samples of one part, training or test, of all clients; texts are objects."""
 
-    x: np.ndarray | list[str]  # [M, ...], or M texts
-    y: np.ndarray | list[str] | None  # [M], also characters; None: the next token
-    client: np.ndarray | list  # [M], names or numbers
+    x: np.ndarray  # [M, ...], or M texts
+    y: np.ndarray | None  # [M], also texts; None: the next token
+    client: np.ndarray  # [M], names or numbers
 
 
 def read(
@@ -100,8 +102,7 @@ def _samples(clients: list[Client], folder: pathlib.Path) -> ClientSamples:
         )
     x = joined([x for _, x, _ in clients], folder)
     y = joined([y for _, _, y in clients], folder) if has_labels else None
-    names = joined([[name] * len(x) for name, x, _ in clients], folder)
-    return ClientSamples(x, y, [*names])
+    return ClientSamples(x, y, joined([[n] * len(x) for n, x, _ in clients], folder))
 
 
 def columns(
@@ -133,16 +134,21 @@ def columns(
     return chosen
 
 
-def joined(parts: list[Any], path: object) -> np.ndarray | list[str]:
-    """What several clients or files hold, as one array, or as one list of texts."""
+def joined(parts: list[Any], path: object) -> np.ndarray:
+    """What several clients hold, as one array, of texts as one of objects."""
     with inputs.reading(path, "samples: numbers of one shape, or texts"):
         if not isinstance(parts[0], list):
             parts = [np.asarray(part) for part in parts]
             if parts[0].dtype.kind not in "OSU":
                 return np.concatenate(parts)
         texts = [text for part in parts for text in part]
+        texts = [t.decode() if isinstance(t, bytes) else t for t in texts]
         # str.__str__ refuses what is no text, such as null.
-        return [t.decode() if isinstance(t, bytes) else str.__str__(t) for t in texts]
+        return np.array([*map(str.__str__, texts)], object)
+
+
+def _is_text(values: np.ndarray | None) -> TypeGuard[np.ndarray]:
+    return values is not None and values.dtype == object
 
 
 def from_samples(
@@ -171,18 +177,19 @@ def from_samples(
       UserError: samples that do not fit together, in one line.
     """
     if test is None:
-        is_test = _tenth(np.asarray(train.client))
-        train, test = _subset(train, ~is_test), _subset(train, is_test)
+        is_test = _tenth(train.client)
+        train, test = _rows(train, ~is_test), _rows(train, is_test)
+    kinds = ((_is_text(p.x), _is_text(p.y), p.y is None) for p in (train, test))
     require(
-        (type(train.x), type(train.y)) == (type(test.x), type(test.y)),
+        len({*kinds}) == 1,
         f"{folder}: expected texts, and labels, in both train and test or neither",
     )
     num_classes = 0
-    if isinstance(train.x, list):
+    if _is_text(train.x):
         train, test, num_classes = _tokenized(train, test, settings, folder)
     require(train.y is not None, f"{folder}: expected labels, or text without them")
     # A class may be in the test part only.
-    labels = np.concatenate([np.asarray(part.y).ravel() for part in (train, test)])
+    labels = np.concatenate([np.ravel(np.asarray(part.y)) for part in (train, test)])
     if not num_classes and labels.dtype.kind in "iu":
         num_classes = int(labels.max(initial=0)) + 1
     # EMNIST's pixels are floats [M, 28, 28].
@@ -194,8 +201,8 @@ def from_samples(
         test.y,
         name=f"{settings.name}({folder.resolve().name})",
         num_classes=num_classes,
-        client=train.client,
-        test_client=test.client,
+        client=train.client.tolist(),
+        test_client=test.client.tolist(),
         add_channel=True if gray else None,
     )
 
@@ -207,10 +214,9 @@ def _tokenized(
     is_image = all(text.endswith((".jpg", ".jpeg", ".png")) for text in train.x)
     message = f"{folder}: {train.x[0]!r} is a file's name; expected images or text"
     require(not is_image, message)
-    labels = train.y if isinstance(train.y, list) else []
-    texts, unit = [*train.x, *labels], settings.tokens
-    vocabulary = tokens.vocabulary(texts, unit, settings.vocabulary)
-    predicted = train.y is None or bool(labels)
+    texts = np.append(train.x, train.y) if _is_text(train.y) else train.x
+    vocabulary = tokens.vocabulary(texts, settings.tokens, settings.vocabulary)
+    predicted = train.y is None or _is_text(train.y)
     train, test = (_token_rows(part, vocabulary, settings) for part in (train, test))
     return train, test, predicted * (tokens.RESERVED + len(vocabulary))
 
@@ -218,13 +224,14 @@ def _tokenized(
 def _token_rows(
     part: ClientSamples, vocabulary: dict[str, int], settings: Any
 ) -> ClientSamples:
-    texts, labels, unit = list(part.x), part.y, settings.tokens
+    labels, arguments = part.y, (vocabulary, settings.tokens, settings.length)
     if labels is None:
-        x, text = tokens.sequences(texts, vocabulary, unit, settings.length)
+        x, text = tokens.sequences(part.x, *arguments)
         lengths = (x != tokens.PADDING).sum(axis=1)
         y = x[np.arange(len(x)), lengths - 1]  # only for the mix of labels
-        return ClientSamples(x, y, np.asarray(part.client)[text])
-    if isinstance(labels, list):
+        return ClientSamples(x, y, part.client[text])
+    if _is_text(labels):
+        unit = settings.tokens
         wrong = [label for label in labels if len(tokens.split(label, unit)) != 1]
         require(
             not wrong,
@@ -232,32 +239,20 @@ def _token_rows(
             "token; expected the next one, or numbers of classes",
         )
         labels = np.array([vocabulary.get(label, tokens.UNKNOWN) for label in labels])
-    x = tokens.rows(texts, vocabulary, unit, settings.length)
-    return ClientSamples(x, labels, part.client)
+    return ClientSamples(tokens.rows(part.x, *arguments), labels, part.client)
+
+
+def _rows(samples: ClientSamples, rows: Bool[np.ndarray, "M"]) -> ClientSamples:
+    return jax.tree.map(operator.itemgetter(rows), samples)
 
 
 def _tenth(client: Shaped[np.ndarray, "M"]) -> Bool[np.ndarray, "M"]:
     """A tenth of each client's samples, rounded down, chosen at random."""
+    import pandas as pd  # slow to import
+
     mixed = rng.generator(0, "test subset").permutation(len(client))
-    order = mixed[np.argsort(client[mixed], kind="stable")]
-    _, start, size = np.unique(client[order], return_index=True, return_counts=True)
-    rank = np.arange(len(client)) - np.repeat(start, size)
+    clients: Any = pd.Series(client[mixed]).groupby(client[mixed])
     is_test = np.zeros(len(client), bool)
-    is_test[order] = rank < np.repeat(size // 10, size)
-    require(
-        is_test.any(),
-        "data.dir: no test samples, and no client has ten samples, of which one would "
-        "be for tests",
-    )
+    is_test[mixed] = clients.cumcount() < clients.transform("size") // 10
+    require(is_test.any(), "data.dir: no test samples, and no client has ten samples")
     return is_test
-
-
-def _subset(samples: ClientSamples, chosen: Bool[np.ndarray, "M"]) -> ClientSamples:
-    rows = np.flatnonzero(chosen)
-
-    def pick(values: Any) -> Any:
-        listed = isinstance(values, list)
-        return [values[i] for i in rows] if listed else values[rows]
-
-    labels = None if samples.y is None else pick(samples.y)
-    return ClientSamples(pick(samples.x), labels, pick(samples.client))

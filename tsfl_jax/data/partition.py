@@ -18,18 +18,17 @@ from jaxtyping import Float, Int, Shaped
 from numpy.random import Generator
 
 from tsfl_jax import host_memory
+from tsfl_jax import rng as streams
 from tsfl_jax.components import Part, component, setting
 from tsfl_jax.data import class_counts, whole_splits
 from tsfl_jax.data.inputs import require
-from tsfl_jax.timeline import copula
-from tsfl_jax.types import Partition
+from tsfl_jax.types import Dataset, Partition
 
 Labels = Shaped[np.ndarray, "M"]  # classes of the training samples
 Sizes = Int[np.ndarray, "N"]  # samples of each client
 Stock = Int[np.ndarray, "C"]  # samples of each class
 Shares = Float[np.ndarray, "N C"]  # of the classes; rows sum to 1
 Counts = Int[np.ndarray, "N C"]  # samples of each class
-Scores = Float[np.ndarray, "N"]  # of the clients, see `timeline.copula`
 Rows = Int[np.ndarray, "_"]  # indices of samples
 
 
@@ -55,23 +54,25 @@ class PartitionConfig:
         False,
         "in every interval new samples of the same classes, drawn from all",
     )
+    label_noise: float = setting(
+        0.0, "share of each client's labels that are wrong", low=0, below=1
+    )
 
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse common samples where each client draws its own."""
+        """Refuse what says twice which samples a client has."""
         del config, rule
-        require(
-            not (self.common and self.online),
-            "--config.partition.common=True with --config.partition.online=True: each "
-            "client draws its own samples in every interval; leave out one of them",
-        )
+        for pair in (
+            ("common", "online"),
+            ("label_noise", "online"),
+            ("iid_share", "replacement"),
+        ):
+            a, b = (f"--config.partition.{n}={getattr(self, n)}" for n in pair)
+            both = all(getattr(self, name) for name in pair)
+            require(not both, f"{a}: cannot go with {b}; leave out one of them")
 
 
 def make_partition(
-    labels: Labels,
-    capacity: Sizes,
-    settings: PartitionConfig,
-    rng: Generator,
-    rarity: Scores | None = None,
+    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
 
@@ -92,7 +93,6 @@ def make_partition(
       settings: the kind, α of dirichlet, k of shards, and whether clients may share
         samples if there are too few.
       rng: random number generator.
-      rarity: scores by which clients get shares of classes, see `timeline.copula`.
 
     Returns:
       A `Partition`. Rows are in random order, so that the beginning of a row is an
@@ -103,7 +103,7 @@ def make_partition(
     """
     capacity = capacity.astype(np.int64)
     if settings.iid_share > 0:
-        return _partly_iid(labels, capacity, settings, rng, rarity)
+        return _partly_iid(labels, capacity, settings, rng)
     total = int(capacity.sum())
     _check_stock(len(labels), capacity, total, settings.replacement)
     _check_memory(capacity, len(np.unique(labels)), settings.kind)
@@ -111,16 +111,17 @@ def make_partition(
         class_index, counts = [rng.permutation(len(labels))], capacity[:, None]
         notes = ()
     else:
-        class_index, counts, notes = _by_class(labels, capacity, settings, rng, rarity)
-    return _partition(counts, class_index, notes + _shared(total, len(labels)), rng)
+        class_index, counts, notes = _by_class(labels, capacity, settings, rng)
+    if total > len(labels):
+        notes += (
+            f"the clients hold {total} samples and there are {len(labels)}: some are "
+            "held by several clients, as --config.partition.replacement=True allows",
+        )
+    return _partition(counts, class_index, notes, rng)
 
 
 def _partly_iid(
-    labels: Labels,
-    capacity: Sizes,
-    settings: PartitionConfig,
-    rng: Generator,
-    rarity: Scores | None,
+    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
 ) -> Partition:
     """A share of every client's samples drawn IID, the rest by kind.
 
@@ -132,63 +133,27 @@ def _partly_iid(
     iid_size = iid_size.astype(np.int64)
     num_iid = int(iid_size.max() if common else iid_size.sum())
     total = num_iid + int((capacity - iid_size).sum())
-    _check_stock(len(labels), capacity, total, settings.replacement)
-    sharing = total > len(labels)
+    _check_stock(len(labels), capacity, total, False)
     order = rng.permutation(len(labels))
-    # With too few samples both parts are drawn from all of them.
-    pool = np.arange(len(labels)) if sharing else np.sort(order[num_iid:])
+    pool = np.sort(order[num_iid:])
     skewed = make_partition(
         labels[pool],
         capacity - iid_size,
         dataclasses.replace(settings, iid_share=0.0),
         rng,
-        rarity,
     )
     start = np.zeros(N, np.int64) if common else np.cumsum(iid_size) - iid_size
     indices = np.empty((N, most), np.int32)
     for i in range(N):
-        iid = order[(start[i] + np.arange(iid_size[i])) % len(order)]
+        iid = order[start[i] + np.arange(iid_size[i])]
         by_kind = pool[skewed.indices[i, : capacity[i] - iid_size[i]]]
-        if sharing:
-            by_kind = _none_twice(by_kind, iid, labels, rng)
         row = np.concatenate([iid, by_kind])
         indices[i] = np.resize(rng.permutation(row), most)
-    # That of the skewed part alone would have its numbers.
-    notes = tuple(note for note in skewed.notes if "several clients" not in note)
-    notes += _shared(total, len(labels))
-    return Partition(indices, capacity.astype(np.int32), notes)
-
-
-def _shared(requested: int, stock: int) -> tuple[str, ...]:
-    """A note where clients hold the same samples."""
-    note = (
-        f"the clients hold {requested} samples and there are {stock}: some samples are "
-        "held by several clients, as --config.partition.replacement=True allows"
-    )
-    return (note,) * (requested > stock)
-
-
-def _none_twice(row: Rows, taken: Rows, labels: Labels, rng: Generator) -> Rows:
-    """The samples of a row, those that the client has taken replaced by others.
-
-    By one of the same class where there is one left, else by any.
-    """
-    row, free = row.copy(), np.ones(len(labels), bool)
-    free[row] = free[taken] = False
-    for place in np.flatnonzero(np.isin(row, taken)):
-        same_class = np.flatnonzero(free & (labels == labels[row[place]]))
-        pool = same_class if same_class.size else np.flatnonzero(free)
-        row[place] = rng.choice(pool)
-        free[row[place]] = False
-    return row
+    return Partition(indices, capacity.astype(np.int32), skewed.notes)
 
 
 def _by_class(
-    labels: Labels,
-    capacity: Sizes,
-    settings: PartitionConfig,
-    rng: Generator,
-    rarity: Scores | None,
+    labels: Labels, capacity: Sizes, settings: PartitionConfig, rng: Generator
 ) -> tuple[list[Rows], Counts, tuple[str, ...]]:
     """The samples of each class in random order, the counts, and notes."""
     kind = settings.kind
@@ -198,8 +163,6 @@ def _by_class(
     class_index = [rng.permutation(samples) for samples in members]
     stock = np.array([len(rows) for rows in class_index])
     shares = PARTITIONS[kind].make(settings, capacity, stock, rng)
-    if rarity is not None:
-        shares = shares[copula.order(copula.rarity(shares, stock), rarity)]
     real = shares * capacity[:, None]
     requested = fitted = class_counts.round_rows(real, capacity)
     if kind == "shards" and not sharing:
@@ -307,29 +270,20 @@ PARTITIONS = {
     "client": Part(),
 } | whole_splits.KINDS
 
-_FEW = 0.1  # share of replaced samples that hardly changes a split
-
 
 def _notes(
     requested: Counts, counts: Counts, classes: Shaped[np.ndarray, "C"]
 ) -> tuple[str, ...]:
     """Report where the request could not be met exactly."""
-    notes, moved = (), np.maximum(requested - counts, 0)
-    if moved.any():
-        short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
-        share = moved.sum() / counts.sum()
-        part = f"{100 * share:.2g} % of the clients' samples"
-        if share <= _FEW:
-            reason = "since the data set has too few of some (harmless)"
-            notes += (f"{part} are of other classes than drawn, {reason}",)
-        else:
-            notes += (
-                f"{part} ({moved.sum()} of {counts.sum()}) are of other classes than "
-                f"drawn, because too few samples are labeled {short}: the split is "
-                "less skewed than its settings say; a smaller "
-                "--config.schedule.data_size avoids that",
-            )
-    return notes
+    moved = np.maximum(requested - counts, 0)
+    short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
+    note = (
+        f"{100 * moved.sum() / counts.sum():.2g} % of the clients' samples are of "
+        f"other classes than drawn, since too few are labeled {short}: the split is "
+        "less skewed than its settings say; a smaller --config.schedule.data_size "
+        "avoids that"
+    )
+    return (note,) if moved.any() else ()
 
 
 def _partition(
@@ -351,3 +305,75 @@ def _partition(
     column = np.arange(capacity.max()) % capacity[:, None]
     indices = sample[mixed][start[:, None] + column].astype(np.int32)
     return Partition(indices, capacity.astype(np.int32), notes)
+
+
+def views(
+    ids: Int[np.ndarray, "U"], size: Int[np.ndarray, "U"], samples: int, seed: int
+) -> Int[np.ndarray, "U D"]:
+    """The samples of some clients, as rows of `types.Partition`.
+
+    The table has all samples in random order, so that pieces are IID. A client's piece
+    starts at a place that depends on (seed, id) alone, uniform over the table; after
+    the table's last place comes its first. Clients share samples.
+
+    Args:
+      ids: ≥ 0, in any order, also repeated.
+      size: samples that each holds, in [1, M].
+      samples: M ≥ 1.
+      seed: in [0, 2**32).
+
+    Returns:
+      int32 indices of samples: all that a client holds, and from its first one again
+      up to D, the most that one of these holds.
+
+    Raises:
+      UserError: the rows do not fit into memory.
+    """
+    width = int(size.max(initial=1))
+    host_memory.require(
+        f"{len(ids):,} clients of up to {width:,} samples",
+        12 * len(ids) * width,
+        "the index table",
+    )
+    order = streams.generator(seed, "table order").permutation(samples).astype(np.int32)
+    # The upper 32 bits times M: within M/2³² of uniform.
+    bits = streams.hashed(seed, "views", ids) >> np.uint64(32)
+    start = (bits * np.uint64(samples) >> np.uint64(32)).astype(np.int64)
+    place = np.arange(width) % size.astype(np.int64)[:, None] + start[:, None]
+    return order[place % samples]
+
+
+def mislabeled(
+    dataset: Dataset, partition: Partition, share: float, seed: int
+) -> Dataset:
+    """The data set with a share of each client's labels replaced, by each other class.
+
+    Args:
+      dataset: whose arrays are not changed; the test set stays.
+      partition: which client holds which samples.
+      share: in [0, 1); with 0 it is the data set itself.
+      seed: of the split.
+
+    Raises:
+      UserError: there are no classes, or several clients hold the same samples.
+
+    Source: Natarajan et al., "Learning with Noisy Labels" (2013), symmetric noise.
+    """
+    if not share:
+        return dataset
+    C, y = dataset.num_classes, dataset.y_train.copy()
+    draws = streams.generator(seed, "skew")
+    pairs = zip(partition.indices, partition.capacity, strict=True)
+    rows = [row[:number] for row, number in pairs]
+    num_samples = sum(map(len, rows))
+    require(
+        C > 1
+        and dataset.target is None
+        and len(np.unique(np.concatenate(rows))) == num_samples,
+        f"--config.partition.label_noise={share}: needs class numbers, and samples of "
+        "one client each; leave out partition.replacement and common",
+    )
+    for row in rows:
+        wrong = draws.permutation(row)[: round(share * len(row))]
+        y[wrong] = (y[wrong] + draws.integers(1, C, len(wrong))) % C
+    return dataset._replace(y_train=y)

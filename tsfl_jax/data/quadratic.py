@@ -252,11 +252,9 @@ def _per_client(
 ) -> Float[np.ndarray, "N"]:
     """Sample one number ≥ 0 per client from the distributions of contiguous groups."""
     flag = f"--config.quadratic.{name}"
-    count = len(groups)
-    expected = f"expected 1..{N} for {N} clients"
-    require(1 <= count <= N, f"{flag}: {count} groups; {expected}")
-    group = np.arange(N) * count // N
-    numbers = distributions.draw_real(groups, group, rng, flag=flag)
+    distributions.check_groups(f"quadratic.{name}", len(groups), N)
+    group = np.arange(N) * len(groups) // N
+    numbers = distributions.draw(groups, group, rng, flag=flag)
     i = int(np.argmin(numbers))
     require(numbers[i] >= 0, f"{flag}: client {i} gets {numbers[i]:g}; expected >= 0")
     return numbers

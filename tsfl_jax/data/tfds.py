@@ -3,21 +3,15 @@
 Preparing (download and write) needs the extra `tfds`, which brings TensorFlow, and so
 does the first reading. Because decoding one PNG after another takes seconds, the
 decoded arrays are kept beside the prepared files: tsfl_cache_SPLIT.npz has the images
-and labels of a split and the digest of the files that they were decoded from. Later
-runs read only them and do not import TFDS; if the digest differs, files are decoded
-again.
+and labels of a split. Later runs read only them and do not import TFDS.
 """
 
 import contextlib
-import hashlib
-import importlib.util
 import logging
 import os
 import pathlib
-import shutil
 import sys
 import tempfile
-import urllib.parse
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -72,7 +66,7 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
         root = pathlib.Path(folder).expanduser()
         prepared = _prepared(root, name)
         check(prepared or settings.download, "--config.data.download=False")
-        splits = [_cached(prepared, name, s) for s in _SPLITS] if prepared else [None]
+        splits = [_cached(prepared, s) for s in _SPLITS] if prepared else [None]
         splits = _decode(name, root) if None in splits else splits
         arrays = [array for split in splits if split for array in split]
         return in_memory.make_dataset(*arrays, name=name, num_classes=10)
@@ -87,29 +81,19 @@ def _prepared(root: pathlib.Path, name: str) -> pathlib.Path | None:
     return versions[max(versions)] if versions else None
 
 
-def _cached(folder: pathlib.Path, name: str, split: str) -> Split | None:
-    """Images and labels of a cache, None if it is missing, damaged or out of date."""
+def _cached(folder: pathlib.Path, split: str) -> Split | None:
+    """Images and labels of a cache, None if it is missing or damaged."""
     try:
         # Opened here: np.load alone leaves a damaged file open.
         with open(_cache(folder, split), "rb") as file:
             arrays = np.load(file, allow_pickle=False)
-            if str(arrays["origin"]) == _digest(folder, name, split):
-                return arrays["image"], arrays["label"]  # zip checks their CRC-32
+            return arrays["image"], arrays["label"]  # zip checks their CRC-32
     except Exception:  # what NumPy raises depends on the damage
         return None
 
 
 def _cache(folder: pathlib.Path, split: str) -> pathlib.Path:
     return folder / f"tsfl_cache_{split}.npz"
-
-
-def _digest(folder: pathlib.Path, name: str, split: str) -> str:
-    """SHA-256 of the content: times may agree by chance, or differ after a copy."""
-    whole = hashlib.sha256()
-    for path in sorted(folder.glob(f"{name}-{split}.array_record-*-of-*")):
-        with open(path, "rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
 
 
 def _decode(name: str, root: pathlib.Path) -> list[Split]:
@@ -130,65 +114,47 @@ def _decode(name: str, root: pathlib.Path) -> list[Split]:
             rows = range(start, min(start + _BLOCK, len(y)))
             for row, record in zip(rows, source.__getitems__(rows), strict=True):
                 x[row], y[row] = record["image"], record["label"]
-        _write_cache(pathlib.Path(builder.data_path), name, split, (x, y))
+        _write_cache(pathlib.Path(builder.data_path), split, x, y)
         splits.append((x, y))
     return splits
 
 
-def _write_cache(folder: pathlib.Path, name: str, split: str, arrays: Split) -> None:
+def _write_cache(
+    folder: pathlib.Path, split: str, image: np.ndarray, label: np.ndarray
+) -> None:
     """Write a cache in one rename; do nothing if the folder is read-only."""
-    image, label = arrays
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=folder) as part:
         path = pathlib.Path(part) / "arrays.npz"
-        origin = np.array(_digest(folder, name, split))
-        np.savez(path, image=image, label=label, origin=origin)
-        # Who may read the data may read its cache.
-        shutil.copymode(folder / "dataset_info.json", path)
+        np.savez(path, image=image, label=label)
         os.replace(path, _cache(folder, split))
 
 
 def _prepare(name: str, root: pathlib.Path) -> None:
-    """Download a data set and write it as array_record files, or leave nothing."""
+    """Download a data set and write it as array_record files."""
     import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
 
-    # Looked for here and not after the download.
-    is_installed = importlib.util.find_spec("tensorflow")
-    check(is_installed, "the package tensorflow is not installed")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-
-    def make_builder() -> Any:
-        return tfds.builder(name, data_dir=root, file_format="array_record")
-
-    _check_connection(next(iter(make_builder().url_infos)))
-    created = [p for p in (root / name, root, *root.parents) if not p.exists()]
+    builder = tfds.builder(name, data_dir=root, file_format="array_record")
+    _check_connection(next(iter(builder.url_infos)))
     root.mkdir(parents=True, exist_ok=True)
-    lock = root / f"{name}.lock"
-    try:
-        with filelock.FileLock(lock), tempfile.TemporaryDirectory(dir=root) as files:
-            make_builder().download_and_prepare(  # nothing, if another run has done it
-                download_dir=files,
-                download_config=tfds.download.DownloadConfig(try_download_gcs=False),
-            )
-    finally:
-        lock.unlink(missing_ok=True)
-        for folder in created:
-            with contextlib.suppress(OSError):  # it holds something, or is gone
-                folder.rmdir()
+    lock = filelock.FileLock(root / f"{name}.lock")
+    with lock, tempfile.TemporaryDirectory(dir=root) as files:
+        # Made again: it does nothing if another run has prepared it.
+        builder = tfds.builder(name, data_dir=root, file_format="array_record")
+        builder.download_and_prepare(
+            download_dir=files,
+            download_config=tfds.download.DownloadConfig(try_download_gcs=False),
+        )
 
 
 def _check_connection(url: str) -> None:
-    """Raise `OSError` at once: TFDS itself retries for minutes before it gives up."""
+    """Raise an error at once: TFDS itself retries for minutes before it gives up."""
     import requests  # a dependency of TFDS; honors proxy settings as TFDS does
 
-    host = urllib.parse.urlparse(url).netloc
-    try:
-        with requests.get(url, stream=True, timeout=_TIMEOUT) as response:
-            response.raise_for_status()
-    except requests.RequestException as error:
-        raise ConnectionError(f"no connection to {host}: {error}") from error
+    with requests.get(url, stream=True, timeout=_TIMEOUT) as response:
+        response.raise_for_status()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from tsfl_jax.components import component, setting
 
+Texts = Sequence[str] | np.ndarray
 PADDING, BEGINNING, END, UNKNOWN = range(4)
 RESERVED = 4
 
@@ -48,7 +49,7 @@ def vocabulary(texts: Iterable[str], unit: str, most: int) -> dict[str, int]:
 
 
 def rows(
-    texts: Sequence[str], vocabulary: dict[str, int], unit: str, length: int
+    texts: Texts, vocabulary: dict[str, int], unit: str, length: int
 ) -> Int[np.ndarray, "M S"]:
     """One row per text, its last `length` tokens, with padding before them."""
     table = np.full((len(texts), length), PADDING, np.int32)
@@ -59,7 +60,7 @@ def rows(
 
 
 def sequences(
-    texts: Sequence[str], vocabulary: dict[str, int], unit: str, length: int
+    texts: Texts, vocabulary: dict[str, int], unit: str, length: int
 ) -> tuple[Int[np.ndarray, "M S1"], Int[np.ndarray, "M"]]:
     """Rows of S + 1 tokens, of which each but the first is predicted from those before.
 

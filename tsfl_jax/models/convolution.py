@@ -16,6 +16,7 @@ import functools
 import itertools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -72,7 +73,7 @@ def conv_windows(
     """Compute a convolution of any window as shifted slices and one matrix product.
 
     A depthwise one, with one channel in each group, is a sum of products of slices with
-    a number per channel. There are 1 or C groups.
+    a number per channel.
     """
     *sizes, channels, filters = kernel.shape
     groups, batch = window.groups, x.shape[-1]
@@ -84,10 +85,46 @@ def conv_windows(
         patches = jnp.stack(slices).astype(x.dtype)
         patches = patches.reshape(len(slices) * channels, -1)
         return (kernel.reshape(-1, filters).T @ patches).reshape(shape)
-    factors = kernel.reshape(len(slices), groups, -1, 1)
-    parts = [part.reshape(groups, 1, -1) for part in slices]
-    terms = [f * part for f, part in zip(factors, parts, strict=True)]
-    return functools.reduce(jnp.add, terms).reshape(shape).astype(x.dtype)
+    if channels == 1:
+        factors = kernel.reshape(len(slices), groups, -1, 1)
+        parts = [part.reshape(groups, 1, -1) for part in slices]
+        terms = [f * part for f, part in zip(factors, parts, strict=True)]
+        return functools.reduce(jnp.add, terms).reshape(shape).astype(x.dtype)
+    parts = [part.reshape(groups, channels, -1) for part in slices]
+    patches = jnp.stack(parts, axis=1).astype(x.dtype)
+    patches = patches.reshape(groups, len(slices) * channels, -1)
+    filter_ = kernel.reshape(-1, channels, groups, filters // groups)
+    filter_ = filter_.transpose(2, 0, 1, 3).reshape(groups, -1, filters // groups)
+    return jnp.einsum("gkf,gkp->gfp", filter_, patches).reshape(shape)
+
+
+def conv_transposed(
+    x: Float[Array, "C *S B"], kernel: Float[Array, "*k c F"], window: Window
+) -> Float[Array, "F *O B"]:
+    """Compute a transposed convolution: as many zeros between inputs as strides say.
+
+    The transpose of the convolution that goes back, so that no product is with a zero.
+
+    Args:
+      x: inputs.
+      kernel: as it slides over the inputs with zeros between them.
+      window: `strides` are the distances of two inputs, those of outputs are 1.
+    """
+    *sizes, channels, filters = kernel.shape
+    axes, groups = tuple(range(len(sizes))), window.groups
+    back = lax.rev(kernel, axes).reshape(*sizes, channels, groups, filters // groups)
+    back = jnp.moveaxis(back, -1, len(sizes)).swapaxes(-1, -2)
+    back = back.reshape(*sizes, filters // groups, channels * groups)
+    outputs, padding = [], []
+    by_axis = zip(x.shape[1:-1], sizes, *window[:3], strict=True)
+    for size, taps, stride, (before, after), dilation in by_axis:
+        reach, span = (taps - 1) * dilation, (size - 1) * stride + 1
+        outputs.append(span + before + after - reach)
+        padding.append((reach - before, reach - after))
+    shape = jax.ShapeDtypeStruct((filters, *outputs, x.shape[-1]), x.dtype)
+    window = window._replace(padding=tuple(padding))
+    (out,) = jax.linear_transpose(lambda y: conv_windows(y, back, window), shape)(x)
+    return out
 
 
 def conv_slices(

@@ -62,20 +62,24 @@ def _convolution(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]
     by_name = isinstance(p["precision"], tuple | lax.Precision | None)
     floats = jnp.issubdtype(lhs.aval.dtype, jnp.floating)
     same = lhs.aval.dtype == rhs.aval.dtype and wider in (None, lhs.aval.dtype)
-    groups, channels = p["feature_group_count"], lhs.aval.shape[numbers.lhs_spec[1]]
-    fits = groups in (1, channels) and p["batch_group_count"] == 1
-    fits &= max(p["lhs_dilation"], default=1) == 1
-    if not (fits and by_name and floats and same):
+    apart, strides = p["lhs_dilation"], p["window_strides"]
+    both = max(apart) > 1 and max(strides) > 1
+    if p["batch_group_count"] > 1 or both or not (by_name and floats and same):
         return None
     (batch, channel, *spatial) = numbers.lhs_spec
     x = values[0].transpose(channel, *spatial, batch)
     (filters, channel, *spatial) = numbers.rhs_spec
     kernel = values[1].transpose(*spatial, channel, filters)
     around = tuple((int(lo), int(hi)) for lo, hi in p["padding"])
-    strides, dilation = tuple(p["window_strides"]), tuple(p["rhs_dilation"])
-    window = Window(strides, around, dilation, groups)
+    window = Window(
+        tuple(strides), around, tuple(p["rhs_dilation"]), p["feature_group_count"]
+    )
     with _precision(p["precision"]):
-        out = convolution.conv_general(x, kernel, window, form.name)
+        if max(apart) > 1:
+            window = window._replace(strides=tuple(apart))
+            out = convolution.conv_transposed(x, kernel, window)
+        else:
+            out = convolution.conv_general(x, kernel, window, form.name)
     (batch, channel, *spatial) = numbers.out_spec
     return [out.transpose(np.argsort((channel, *spatial, batch)))]
 
@@ -140,19 +144,34 @@ def _replaces(jaxpr: Any) -> bool:
     return any(map(_is_replaced, jaxpr.eqns))
 
 
-def _scan(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]:
-    """A loop that holds something to replace."""
-    p = equation.params
-    ends, ys = recurrent.scan(
-        _loop(equation),
-        functools.partial(_replaced, form=form),
-        (*_consts(p["jaxpr"]), *values),
-        form.backward,
-        length=p["length"],
-        reverse=p["reverse"],
-        unroll=p["unroll"],
-    )
-    return [*ends, *ys]
+def _nested(equation: Any, values: Sequence[Any], form: _Form) -> list[Any] | None:
+    """An operation with a body that holds something to replace, or None."""
+    name, p = equation.primitive.name, equation.params
+    if not _is_replaced(equation):
+        return None
+    if name in ("checkpoint", "remat2", "remat"):
+        body = p["jaxpr"]
+        body = functools.partial(_evaluate, _open(body), _consts(body), form)
+        options = {k: p[k] for k in ("prevent_cse", "policy")}
+        return list(jax.checkpoint(body, **options)(*values))
+    if name == "scan":
+        ends, ys = recurrent.scan(
+            _loop(equation),
+            functools.partial(_replaced, form=form),
+            (*_consts(p["jaxpr"]), *values),
+            form.backward,
+            length=p["length"],
+            reverse=p["reverse"],
+            unroll=p["unroll"],
+        )
+        return [*ends, *ys]
+    if name == "cond":
+        branches = [
+            functools.partial(_evaluate, _open(b), _consts(b), form)
+            for b in p["branches"]
+        ]
+        return list(lax.switch(values[0], branches, *values[1:]))
+    return None
 
 
 def _replaced(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]:
@@ -165,10 +184,8 @@ def _replaced(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]:
     elif name in _INLINED:
         body = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
         results = _evaluate(_open(body), _consts(body), form, *values)
-    elif name == "scan" and _is_replaced(equation):
-        results = _scan(equation, values, form)
     else:
-        results = None
+        results = _nested(equation, values, form)
     return _bind(equation, values) if results is None else results
 
 
@@ -231,6 +248,6 @@ def replay(
     kinds = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
     return replayed, (
         f"the network's {kinds} stay as they are, with gradients that are slow in a "
-        "loop on a CPU: inside of a while loop, a condition or a custom gradient, "
-        "transposed, in groups, or of large windows",
+        "loop on a CPU: inside of a while loop or a custom gradient, with strides of "
+        "inputs and outputs at once, or of large windows",
     )

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, seeds_of, with_sections
-from tsfl_jax.data import in_memory, skew
+from tsfl_jax.data import in_memory, partition
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
@@ -289,7 +289,7 @@ def prepare_validated(
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
     fixed = _fixed_samples(config, custom, loaded)
-    workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
+    workload = draw_workload(config, fixed.num_samples, custom.sampler)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     network, start = _network_of(config, custom, loaded, traced)
@@ -352,8 +352,7 @@ def _fixed_samples(
         dataset,
         config.num_clients,
         config.data.validation,
-        config.timeline.copula,
-        seeds_of(config),
+        seeds_of(config).split,
     )
 
 
@@ -370,7 +369,8 @@ def _split_of(
     capacity = workload.num_samples.astype(np.int32)
     among = drawn if config.cohort.size else None
     split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
-    dataset = skew.skewed(loaded, split, config.partition, seed)
+    share = config.partition.label_noise
+    dataset = partition.mislabeled(loaded, split, share, seed)
     # Clients that never work have no layers of their own.
     is_personal = any(link.is_personal for link in uplinks)
     owners = drawn if is_personal else np.arange(config.num_clients)

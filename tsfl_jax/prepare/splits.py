@@ -3,22 +3,14 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from tsfl_jax import rng
+from tsfl_jax.data import class_counts, partition, whole_splits
 from tsfl_jax.data import client_test as tests
-from tsfl_jax.data import (
-    fixed_partition,
-    partition,
-    population,
-    validation,
-    whole_splits,
-)
 from tsfl_jax.data.client_test import ClientTest, EvaluationConfig
-from tsfl_jax.data.fixed_partition import Lists
 from tsfl_jax.data.partition import PartitionConfig
-from tsfl_jax.sections import SeedsConfig
-from tsfl_jax.timeline import copula
+from tsfl_jax.data.whole_splits import Lists
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -27,7 +19,6 @@ class FixedSamples(NamedTuple):
 
     held_out: Int[np.ndarray, "V"] | None = None  # for validation; None: there are none
     lists: Lists | None = None  # each client's samples; None: they are to be drawn
-    scores: copula.Scores = {}  # of `copula`
 
     @property
     def num_samples(self) -> Int[np.ndarray, "N"] | None:
@@ -40,7 +31,7 @@ def hold_out(dataset: Dataset, number: int, seed: int) -> Int[np.ndarray, "V"] |
     if not number:
         return None
     generator = rng.generator(seed, "validation")
-    return validation.hold_out(dataset.y_train, number, generator)
+    return class_counts.hold_out(dataset.y_train, number, generator)
 
 
 def fix_samples(
@@ -49,8 +40,7 @@ def fix_samples(
     dataset: Dataset,
     num_clients: int,
     num_validation: int,
-    copula_text: str,
-    seeds: SeedsConfig,
+    seed: int,
 ) -> FixedSamples:
     """Hold samples out, and make the splits that do not depend on the workload.
 
@@ -60,30 +50,21 @@ def fix_samples(
       dataset: with the training samples.
       num_clients: N.
       num_validation: V, samples that no client holds.
-      copula_text: see `copula`.
-      seeds: those of the split and the fleet.
+      seed: of the split.
 
     Raises:
       UserError: a split that these samples do not have.
     """
-    held_out, fixed = hold_out(dataset, num_validation, seeds.split), {}
+    held_out = hold_out(dataset, num_validation, seed)
     if custom is None and settings.kind in whole_splits.KINDS:
-        generator = rng.generator(seeds.split, "whole split")
+        generator = rng.generator(seed, "whole split")
         lists = whole_splits.lists(dataset.y_train, num_clients, settings, generator)
     else:
         kind = settings.kind
-        lists = fixed_partition.client_lists(custom, kind, dataset, num_clients)
+        lists = whole_splits.client_lists(custom, kind, dataset, num_clients)
     if lists is not None:
-        lists = lists if held_out is None else validation.without(lists, held_out)
-    if not copula_text:
-        return FixedSamples(held_out, lists)
-    if lists is not None:
-        C, y = dataset.num_classes, dataset.y_train
-        table = np.stack([np.bincount(y[rows], minlength=C) for rows in lists])
-        rare = copula.rarity(table.astype(float), np.bincount(y, minlength=C))
-        fixed = {"size": np.array([*map(len, lists)]), "rarity": rare}
-    scores = copula.scores(copula_text, num_clients, seeds.fleet, fixed)
-    return FixedSamples(held_out, lists, scores)
+        lists = lists if held_out is None else whole_splits.without(lists, held_out)
+    return FixedSamples(held_out, lists)
 
 
 def draw_split(
@@ -105,27 +86,20 @@ def draw_split(
       drawn: clients that get theirs, which do not depend on the others; None: all.
 
     Raises:
-      UserError: there are too few samples, or a split that cannot have the scores.
+      UserError: there are too few samples.
     """
-    generator, rarity = rng.generator(seed, "partition"), fixed.scores.get("rarity")
+    generator = rng.generator(seed, "partition")
     held_out, lists = fixed.held_out, fixed.lists
     if lists is not None:
         if drawn is None:
-            return fixed_partition.as_partition(lists, generator)
-        return fixed_partition.as_partition([lists[i] for i in drawn], None)
-    if rarity is not None and settings.kind not in ("dirichlet", "shards"):
-        raise UserError(
-            f"--config.partition.kind={settings.kind}: rarity of labels, in "
-            "--config.timeline.copula, needs dirichlet, shards or a given split"
-        )
+            return whole_splits.as_partition(lists, generator)
+        return whole_splits.as_partition([lists[i] for i in drawn], None)
     labels = dataset.y_train
     if held_out is None:
-        return _drawn_split(settings, labels, capacity, seed, generator, rarity, drawn)
-    free = validation.left(len(labels), held_out)
+        return _drawn_split(settings, labels, capacity, seed, generator, drawn)
+    free = np.setdiff1d(np.arange(len(labels)), held_out, assume_unique=True)
     try:
-        split = _drawn_split(
-            settings, labels[free], capacity, seed, generator, rarity, drawn
-        )
+        split = _drawn_split(settings, labels[free], capacity, seed, generator, drawn)
     except UserError as error:
         taken = f"--config.data.validation={len(held_out)} leaves {len(free)} samples"
         raise UserError(f"{taken}: {error}") from error
@@ -138,21 +112,20 @@ def _drawn_split(
     capacity: Int[np.ndarray, "N"],
     seed: int,
     generator: np.random.Generator,
-    rarity: Float[np.ndarray, "N"] | None,
     drawn: Int[np.ndarray, "U"] | None,
 ) -> Partition:
     """A drawn split; only where clients share samples at random the others are free."""
     total = int(capacity.sum(dtype=np.int64))
     is_shared = settings.replacement and total > len(labels) >= capacity.max()
     if drawn is not None and is_shared and settings.kind == "iid":
-        rows = population.views(drawn, capacity[drawn], len(labels), seed)
+        rows = partition.views(drawn, capacity[drawn], len(labels), seed)
         note = (
             f"the clients hold {total:,} samples and there are {len(labels):,}: each "
             "holds a piece of them in random order, as "
             "--config.partition.replacement=True allows"
         )
         return Partition(rows, capacity[drawn], (note,))
-    split = partition.make_partition(labels, capacity, settings, generator, rarity)
+    split = partition.make_partition(labels, capacity, settings, generator)
     if drawn is None:
         return split
     width = capacity[drawn].max()

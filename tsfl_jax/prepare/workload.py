@@ -15,17 +15,7 @@ from tsfl_jax.config import Config, seeds_of
 from tsfl_jax.engine import client as local
 from tsfl_jax.prepare import weighting
 from tsfl_jax.rules import SECTIONS
-from tsfl_jax.timeline import (
-    arrival,
-    cohort,
-    copula,
-    crowd,
-    deliveries,
-    feedback,
-    free_riders,
-    schedule,
-    ticks,
-)
+from tsfl_jax.timeline import cohort, crowd, deliveries, feedback, schedule, ticks
 from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
@@ -110,7 +100,6 @@ def draw_workload(
     config: Config,
     num_samples: Int[np.ndarray, "N"] | None = None,
     sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None = None,
-    scores: copula.Scores | None = None,
 ) -> Workload:
     """Draw the workload of a validated config.
 
@@ -118,7 +107,6 @@ def draw_workload(
       config: all settings.
       num_samples: of each client, where they are given and not drawn.
       sampler: of cohorts, the user's own, in place of that of the settings.
-      scores: of `copula`, of what goes together in a client.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -130,20 +118,18 @@ def draw_workload(
     if plan.cohort.size:
         workload = _of_cohorts(plan, num_samples, sampler)
     elif sampler is None:
-        workload = _of_all(plan, num_samples, scores or {})
+        workload = _of_all(plan, num_samples)
     else:
         raise UserError(
             "sampler=: would be ignored with --config.cohort.size=0; say how many "
             "clients it draws"
         )
     share, times = plan.schedule.arrive_from, workload.schedule
-    times = arrival.arriving(times, workload.trace, share, plan.horizon)
+    times = deliveries.arriving(times, workload.trace, share, plan.horizon)
     return workload._replace(schedule=times)
 
 
-def _of_all(
-    plan: Plan, num_samples: Int[np.ndarray, "N"] | None, scores: copula.Scores
-) -> Workload:
+def _of_all(plan: Plan, num_samples: Int[np.ndarray, "N"] | None) -> Workload:
     """The workload where all clients take part in each interval or update."""
     everyone = np.arange(plan.num_clients, dtype=np.int32)
     if plan.by_cases:
@@ -158,9 +144,7 @@ def _of_all(
     size, notes = first.size[0], first.notes
     if num_samples is not None:
         size = num_samples.astype(size.dtype)
-    elif "size" in scores:
-        size = size[copula.order(size, scores["size"])]
-    fleet = _draw_fleet(plan, size, scores)
+    fleet = _draw_fleet(plan, size)
     missing = sum(len(windows) == 0 for windows in fleet.online)
     if plan.timeline.availability and missing:
         notes += (
@@ -290,7 +274,7 @@ def _with_free_riders(plan: Plan, times: Schedule) -> Schedule:
     s, clients = plan.schedule, {}
     if not times.in_order:
         clients = {"client": times.client, "num_clients": plan.num_clients}
-    tau, reported, _ = free_riders.make_free_riders(
+    tau, reported, _ = schedule.make_free_riders(
         times.tau,
         s.free_riding,
         s.free_riders,
@@ -351,14 +335,12 @@ def _idle_notes(plan: Plan, times: Schedule) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-def _draw_fleet(
-    plan: Plan, num_samples: Int[np.ndarray, "N"], scores: copula.Scores
-) -> Fleet:
+def _draw_fleet(plan: Plan, num_samples: Int[np.ndarray, "N"]) -> Fleet:
     """Speeds of the clients; they do not depend on the framework."""
     t = plan.timeline
     if plan.schedule.iteration == "step":  # of a mini-batch, however many there are
         num_samples = np.ones_like(num_samples)
-    fleet = draw_fleet(
+    return draw_fleet(
         plan.num_clients,
         num_samples,
         speed=groups(t.speed),
@@ -370,9 +352,6 @@ def _draw_fleet(
         availability_file=t.availability,
         rng=rng.generator(plan.seed, "fleet"),
     )
-    share = num_samples / num_samples.mean()
-    share = np.ones(len(share)) if t.speeds else share
-    return copula.tied(fleet, scores, share, plan.horizon)
 
 
 def simulate_timeline(plan: Plan, fleet: Fleet | Cohorts) -> Simulation:

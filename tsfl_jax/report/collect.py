@@ -5,6 +5,7 @@ A run that has not finished, or has a damaged file, is left out, and a sentence 
 
 import contextlib
 import io
+import math
 import pathlib
 import re
 from collections.abc import Iterator
@@ -13,13 +14,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from tsfl_jax.config import SEEDS, SETTINGS, flat
-from tsfl_jax.report import files, repeat, table
+from tsfl_jax.report import files, table
 from tsfl_jax.types import UserError, user_code
 
-_SAME = ("versions", "device", "backend", "processor")  # of all runs of a sweep
-_MOST = 2**26  # bytes of a figure or a table that is embedded
+_SAME = ("versions", "device", "backend", "processor", "command")  # of a sweep
 _NUMBERS = {"run", *table.SCORES, *table.COLUMNS}  # results that are a number or null
-_BY_HAND = "no command line repeats it, see its settings below"
 _FILES = ("config.json", "metrics.jsonl", "results.jsonl", "lanes")  # of runs, sweeps
 
 
@@ -31,7 +30,6 @@ class Run(NamedTuple):
     settings: dict[str, Any]  # flat, plain values
     facts: dict[str, Any]  # results and provenance, as in summary.json
     curves: pd.DataFrame  # a row per interval, columns as in metrics.jsonl
-    command: str = ""  # that repeats it, or the sweep that it is of
 
 
 class Table(NamedTuple):
@@ -78,7 +76,7 @@ def read_source(path: str | pathlib.Path) -> Source:
     for png in sorted(folder.glob("*.png")):
         if png.name != "curves.png" or folder not in inside:  # the page has its own
             with _noted(source.missing):
-                source.images.append((png, files.read_bytes(png, _MOST)))
+                source.images.append((png, files.read_bytes(png)))
     return source
 
 
@@ -107,8 +105,7 @@ def _read_run(folder: pathlib.Path, name: str, source: Source) -> None:
     if "custom aggregator" in settings:
         settings["algorithm"] = summary.get("algorithm")
     facts = _results(summary, folder / "summary.json")
-    command = repeat.run_command(settings) or f"# {folder}: {_BY_HAND}"
-    source.runs.append(Run(name, str(folder), settings, facts, curves, command))
+    source.runs.append(Run(name, str(folder), settings, facts, curves))
 
 
 def _is_custom(name: str) -> bool:
@@ -125,7 +122,7 @@ def _results(row: dict[str, Any], place: pathlib.Path | str) -> dict[str, Any]:
         results["notes"] = notes.split("; ") if isinstance(notes, str) else [*notes]
     # JSON has no number for an infinite loss, but an accuracy beside it.
     if row.get("final_test_accuracy") is not None and "final_test_loss" not in names:
-        results["final_test_loss"] = float("inf")
+        results["final_test_loss"] = math.inf
     return results
 
 
@@ -139,43 +136,32 @@ def _read_sweep(folder: pathlib.Path, name: str, source: Source) -> None:
         missing.append(f"{folder / 'results.jsonl'}: damaged lines are left out")
     if not sweep:
         missing.append(f"{folder}: the sweep has not finished; {len(rows)} runs have")
+    names = dict.fromkeys(n for row in rows for n in row if _is_custom(n))
+    settings = [*SETTINGS, *names]
     curves: dict[Any, pd.DataFrame] = {}
     path = folder / "history.csv"
     with _noted(missing), user_code(f"{path}: damaged", "no curves"):
         frame = pd.read_csv(io.BytesIO(files.read_bytes(path)))
-        names = [n for n in frame if n in SETTINGS or _is_custom(str(n))]
-        curves = dict(list(frame.drop(columns=names).astype(float).groupby("run")))
-    names = dict.fromkeys(
-        [*SETTINGS, *(n for row in rows for n in row if _is_custom(n))]
-    )
-    swept = [n for n in names if len({str(row.get(n)) for row in rows}) > 1]
-    swept = [n for n in swept if n not in SEEDS]
-    config, points = sweep.get("config"), sweep.get("points")
-    command = f"# {folder}: {_BY_HAND}"
-    if isinstance(config, dict) and isinstance(points, list):
-        settings = flat(config) | {n: rows[0].get(n) for n in names if _is_custom(n)}
-        points = [point for point in points if isinstance(point, dict)]
-        command = repeat.sweep_command(settings, points) or command
-    prefix = name.removeprefix(".")
+        frame = frame.drop(columns=settings, errors="ignore").astype(float)
+        curves = dict(list(frame.groupby("run")))
+    swept = [n for n in settings if len({str(row.get(n)) for row in rows}) > 1]
     for row in rows:
         place = f"{folder}, run {row['run']}"
         with _noted(missing):
-            results = _results(row, place)
+            facts = _results(row, place) | {n: sweep[n] for n in _SAME if n in sweep}
             history = curves.get(row["run"], pd.DataFrame())
-            history = history.head(int(results.get("diverged_at") or len(history)))
-            values = ", ".join(f"{n}={repeat.text_of(row.get(n))}" for n in swept)
-            label = ": ".join(filter(None, (prefix, values))) or folder.resolve().name
-            settings = {n: results[n] for n in results if n in names}
-            facts = {n: v for n, v in results.items() if n not in settings}
-            facts |= {n: sweep[n] for n in _SAME if n in sweep}
-            facts |= {n: row.get(n) for n in ("algorithm", "data")}
-            source.runs.append(Run(label, place, settings, facts, history, command))
+            history = history.head(int(facts.get("diverged_at") or len(history)))
+            values = ", ".join(f"{n}={row.get(n)}" for n in swept if n not in SEEDS)
+            label = ": ".join(filter(None, (name.removeprefix("."), values)))
+            label = label or folder.resolve().name
+            chosen = {n: row[n] for n in settings if n in row}
+            source.runs.append(Run(label, place, chosen, facts, history))
 
 
 def _read_table(path: pathlib.Path) -> Table:
     """A table that `files.write_table` wrote; UserError where it is damaged."""
-    head = files.read_bytes(path.with_suffix(".md"), _MOST).decode(errors="replace")
-    content = files.read_bytes(path, _MOST)
+    head = files.read_bytes(path.with_suffix(".md")).decode(errors="replace")
+    content = files.read_bytes(path)
     with user_code(f"{path}: damaged", "expected comma-separated values"):
         rows = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False)
     return Table(path.stem, head.split("\n\n")[0], rows)

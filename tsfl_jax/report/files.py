@@ -216,24 +216,18 @@ def write_table(
     return paths[: 3 if tex else 2]
 
 
-def read_bytes(path: _Path, most: float = math.inf) -> bytes:
+def read_bytes(path: _Path) -> bytes:
     """The content of a regular file.
 
     Links are not followed: a folder that was received may link to any file of the
     reader's machine.
 
-    Args:
-      path: of the file.
-      most: bytes.
-
     Raises:
-      UserError: it is missing, a link, a pipe, a device, a folder or too large.
+      UserError: it is missing, a link, a pipe, a device or a folder.
     """
     with user_errors(path):
-        status = os.lstat(path)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-            limit = f", of at most {most:,} bytes" if math.isfinite(most) else ""
-            raise UserError(f"{path}: expected a regular file, no link{limit}")
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise UserError(f"{path}: expected a regular file, no link")
         return pathlib.Path(path).read_bytes()
 
 

@@ -50,17 +50,15 @@ def read_groups(
     """
     sources = [collect.read_source(path) for path in paths]
     runs: list[Run] = []
-    texts: dict[str, list[str]] = {}  # by name: the settings of its groups
+    numbers: dict[str, dict[str, int]] = {}  # of the groups of a name, by settings
     for source in sources:
         folder = f"{source.folder.resolve().name}: " if len(sources) > 1 else ""
         for run in source.runs:
             name = f"{folder}{run.name}"
             text = str({n: v for n, v in run.settings.items() if n not in SEEDS})
-            groups = texts.setdefault(name, [])
-            groups += [text] * (text not in groups)
-            number = groups.index(text) + 1
-            name = f"{name} ({number})" if number > 1 else name
-            runs.append(run._replace(name=name))
+            groups = numbers.setdefault(name, {})
+            number = groups.setdefault(text, len(groups) + 1)
+            runs.append(run._replace(name=f"{name} ({number})" * (number > 1) or name))
     return sources, runs
 
 
@@ -71,39 +69,32 @@ def _best_target(runs: Sequence[Run]) -> float | None:
     return round(0.05 * steps, 2) or None
 
 
-def _frame_of(runs: Sequence[Run], target: float | None) -> pd.DataFrame:
-    """A row per run: quantities of `table.COLUMNS`, and the time to the target."""
-    rows = []
-    for run in runs:
-        curves = run.curves
-        row: dict[str, Any] = dict(diverged_at=None, seed=run.settings.get("seed"))
-        row |= {n: v for n, v in run.facts.items() if n in (*table.COLUMNS, *row)}
-        row["intervals"] = curves["interval"].max() if len(curves) else math.nan
-        if {"virtual_time", "test_accuracy"} <= set(curves):
-            row["virtual_time"] = curves["virtual_time"].max()
-            tested = curves[["virtual_time", "test_accuracy"]].dropna().to_numpy()
-            if target is not None and len(tested):
-                row["to_target"] = statistics.time_to(target, *tested.T)
-        rows.append(row)
-    return pd.DataFrame(rows)
+def _row_of(run: Run, target: float | None) -> dict[str, Any]:
+    """Quantities of `table.COLUMNS`, and the time to the target."""
+    curves, facts = run.curves, {"diverged_at": None} | run.facts
+    row = {n: v for n, v in facts.items() if n in (*table.COLUMNS, "diverged_at")}
+    row["intervals"] = curves["interval"].max() if len(curves) else math.nan
+    if {"virtual_time", "test_accuracy"} <= set(curves):
+        row["virtual_time"] = curves["virtual_time"].max()
+        tested = curves[["virtual_time", "test_accuracy"]].dropna().to_numpy()
+        if target is not None and len(tested):
+            row["to_target"] = statistics.time_to(target, *tested.T)
+    return row
 
 
 def _tables_of(
     runs: Sequence[Run], target: float | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The table of groups, and that of single runs, as text."""
-    frame, names = _frame_of(runs, target), [run.name for run in runs]
-    groups: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        groups.setdefault(name, []).append(place)
-    time = table.Column(
-        f"s to {100 * (target or 0):g} %", cell=statistics.spread_of_times
-    )
+    frame = pd.DataFrame([_row_of(run, target) for run in runs])
+    names = pd.Series([run.name for run in runs])
+    groups = {n: np.flatnonzero(names == n).tolist() for n in names.unique()}
+    head = f"s to {100 * (target or 0):g} %"
+    time = table.Column(head, cell=statistics.spread_of_times)
     columns = table.COLUMNS | {"to_target": time}
-    single = table.summary(frame, {str(i): [i] for i in range(len(runs))}, columns)
-    single = single.drop(columns=["group", "runs"])
-    single.insert(0, "run", names)
-    single.insert(1, "seed", frame["seed"].astype(str))
+    single = table.summary(frame, {str(i): [i] for i in frame.index}, columns)
+    single = single.assign(group=names, runs=[run.settings.get("seed") for run in runs])
+    single = single.rename(columns={"group": "run", "runs": "seed"})
     places = [run.place for run in runs]
     return table.summary(frame, groups, columns), single.assign(files=places)
 
@@ -116,12 +107,17 @@ def _distinct(values: pd.Series) -> str:
 
 def _notes_of(runs: Sequence[Run]) -> list[str]:
     """Notes of the runs, and which diverged, each once."""
-    counts = collections.Counter[str]()
-    for run in runs:
-        counts.update(map(str, run.facts["notes"]))
-        if word := statistics.left_out(run.facts):
-            counts[f"{word} in interval {run.facts['diverged_at']:g}"] += 1
+    notes = [str(note) for run in runs for note in run.facts["notes"]]
+    lost = [
+        run.facts["diverged_at"] for run in runs if statistics.has_diverged(run.facts)
+    ]
+    notes += [f"diverged in interval {interval:g}" for interval in lost]
+    counts = collections.Counter(notes)
     return [f"{note} ({n} runs)" if n > 1 else note for note, n in counts.items()]
+
+
+def _command_of(run: Run) -> str:
+    return run.facts.get("command") or f"# {run.place}: of a Python program"
 
 
 def _curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> str:
@@ -130,7 +126,7 @@ def _curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) ->
 
     lines: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     # Runs that diverged are plotted if there are no others.
-    for run in [run for run in runs if not statistics.left_out(run.facts)] or runs:
+    for run in [run for run in runs if not statistics.has_diverged(run.facts)] or runs:
         if {x, y} <= set(run.curves) and len(seen := run.curves[[x, y]].dropna()):
             lines.setdefault(run.name, []).append(tuple(seen.to_numpy(float).T))
     if not lines:
@@ -194,7 +190,7 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
             "runs": single,
             "differing": differing.groupby(names, sort=False).agg(_distinct),
             "settings": settings.apply(_distinct).to_frame("value"),
-            "commands": dict.fromkeys(run.command for run in runs),
+            "commands": dict.fromkeys(map(_command_of, runs)),
             "provenance": pd.json_normalize(origins).apply(_distinct).to_frame("value"),
             "figures": [
                 (Markup(_curves_svg(runs, x, y, (across, up))), f"{up} over {across}")

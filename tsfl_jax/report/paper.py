@@ -5,6 +5,7 @@ seed; Holm's correction counts all groups but the base.
 """
 
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ from tsfl_jax.report.collect import Run
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
     confidence_interval,
+    has_diverged,
     holm,
-    left_out,
     p_text,
     paired_p,
     spread,
@@ -37,7 +38,7 @@ def _by_seed(runs: Sequence[Run], score: str) -> pd.DataFrame:
         name = pairs[pairs.duplicated()][0][1]
         raise UserError(f"{name}: two runs of one seed; give each folder once")
     key = score if score in table.SCORES else ""  # others are settings or texts
-    scores = [None if left_out(run.facts) else run.facts.get(key) for run in runs]
+    scores = [None if has_diverged(run.facts) else run.facts.get(key) for run in runs]
     values = (100 if _PERCENT in score else 1) * pd.Series(scores, pairs, dtype=float)
     if values.isna().all():
         expected = f"expected one of {', '.join(table.SCORES)}"
@@ -46,11 +47,9 @@ def _by_seed(runs: Sequence[Run], score: str) -> pd.DataFrame:
 
 
 def _base_of(groups: Sequence[str], text: str) -> str:
-    """The only group that is called so, has this setting or value, or has this text."""
-    parts = {name: [name, *name.split(", ")] for name in groups}
-    values = {name: [p.rpartition("=")[2] for p in parts[name]] for name in groups}
-    matches = [n for n in groups if text in parts[n] + values[n]]
-    matches = matches or [n for n in groups if text in n]
+    """The only group of this name, setting or value, or with this text in its name."""
+    matches = [name for name in groups if text in (name, *re.split(", |=", name))]
+    matches = matches or [name for name in groups if text in name]
     if len(matches) != 1:
         problem = "several groups have" if matches else "no group has"
         raise UserError(
@@ -61,27 +60,29 @@ def _base_of(groups: Sequence[str], text: str) -> str:
 
 def _numbers(scores: pd.DataFrame, base: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row per group of means, and with a base paired differences; and as text."""
-    rows: list[dict[str, Any]] = []
+    numbers: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
     for name in scores:
         values = scores[name].dropna().to_numpy()
-        group = {"group": name, "runs": len(values)}
         mean, half = confidence_interval(values)
-        rows.append(group | {"mean": mean, "half": half})
-        texts.append(group | {"mean": spread(values) if len(values) else "–"})
-        if base and name != base:
+        row = {"group": name, "runs": len(values), "mean": mean, "half": half}
+        text = {"group": name, "runs": len(values), "mean": "–"}
+        if len(values):
+            text["mean"] = spread(values)
+        if base:
             gaps = (scores[name] - scores[base]).dropna().to_numpy()
+            gaps = gaps[: len(gaps) * (name != base)]
             gap, error = confidence_interval(gaps)
-            rows[-1] |= {"difference": gap, "difference_half": error}
-            rows[-1] |= {"p": paired_p(gaps), "pairs": len(gaps)}
-            texts[-1]["difference"] = spread(gaps, "+.2f") if len(gaps) else "–"
-        elif base:
-            texts[-1]["difference"] = "–"
-    numbers, text = pd.DataFrame(rows), pd.DataFrame(texts)
+            row |= {"difference": gap, "difference_half": error}
+            row |= {"p": paired_p(gaps), "pairs": len(gaps)}
+            text["difference"] = spread(gaps, "+.2f") if len(gaps) else "–"
+        numbers.append(row)
+        texts.append(text)
+    frames = pd.DataFrame(numbers), pd.DataFrame(texts)
     if base:
-        numbers["holm"] = holm([row.get("p", np.nan) for row in rows])
-        text["p (Holm)"] = numbers["holm"].map(p_text)
-    return numbers, text
+        frames[0]["holm"] = holm(frames[0]["p"].to_list())
+        frames[1]["p (Holm)"] = frames[0]["holm"].map(p_text)
+    return frames
 
 
 def latex(rows: pd.DataFrame, left: int = 1, compared: Iterable[str] = ()) -> str:
@@ -132,7 +133,7 @@ def write(runs: Sequence[Run], folder: pathlib.Path, score: str, base: str) -> s
     head = f"{score}{' in %' * (_PERCENT in score)}: {OVER_SEEDS}."
     if base:
         head += f" Differences to {base} are paired by seed."
-    lost = sum(bool(left_out(run.facts)) for run in runs)
+    lost = sum(has_diverged(run.facts) for run in runs)
     head += f" {lost} runs that diverged are left out." if lost else ""
     tex = f"% {head}\n{latex(text)}"
     files.write_table(folder, "table", text, head, csv=numbers, tex=tex)

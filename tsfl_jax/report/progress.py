@@ -1,6 +1,7 @@
 """Progress and results as text for a terminal or a log file."""
 
 import contextlib
+import datetime
 import logging
 import math
 import pathlib
@@ -72,11 +73,15 @@ def progress_line(
     """
     intervals, samples, seconds = spent
     speed = f"{samples / seconds:,.0f}" if seconds else "–"
-    left = (
-        f"{clock((total - finished) * seconds / intervals)} left" if intervals else "–"
-    )
-    left = left if finished < total else f"done in {clock(seconds)}"
+    left = f"done in {_clock(seconds)}"
+    if finished < total:
+        rest = (total - finished) * seconds / max(intervals, 1)
+        left = f"{_clock(rest)} left" if intervals else "–"
     return f"interval {finished}/{total}, {results}, {speed} samples/s, {left}"
+
+
+def _clock(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 @contextlib.contextmanager
@@ -128,10 +133,3 @@ def warn_to(stream: IO[str] | None) -> Callable[[str], None]:
     if stream is None:
         return logging.getLogger("tsfl_jax").warning
     return lambda text: log(stream, text)
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds, with hours if there are any."""
-    minutes, s = divmod(round(seconds), 60)
-    h, m = divmod(minutes, 60)
-    return f"{h}:{m:02d}:{s:02d}" if h else f"{m}:{s:02d}"

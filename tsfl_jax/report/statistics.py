@@ -3,6 +3,7 @@
 Student's t; NaN and ±inf count as missing only where the caller says so.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from jaxtyping import Float
 if TYPE_CHECKING:
     import pandas
 
-DIVERGED = "diverged"
 # Said above every table whose entries are made by `spread`.
 OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
 
@@ -48,13 +48,9 @@ def confidence_interval(
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
 
 
-def left_out(row: Mapping[str, Any]) -> str:
-    """Say why the results of a run are in no mean: DIVERGED or "".
-
-    Args:
-      row: results by name, of one run.
-    """
-    return "" if row.get("diverged_at") is None else DIVERGED
+def has_diverged(row: Mapping[str, Any]) -> bool:
+    """Whether the results of a run, by name, are in no mean."""
+    return row.get("diverged_at") is not None
 
 
 def spread(
@@ -120,33 +116,8 @@ def in_time(
     return tested.ffill() if forward else tested
 
 
-def curves_of(history: Mapping[Any, Any], classes: int) -> Float[np.ndarray, "*L T"]:
-    """Test accuracies of runs; one that diverged is scored at chance level.
-
-    What it reached before it diverged must not make it look good.
-
-    Args:
-      history: of one or more runs, or their table: ``test_accuracy`` in [0, 1], NaN
-        where not tested, and ``diverged``: the run had lost every model by then.
-      classes: number of them, ≥ 1.
-    """
-    accuracy = np.array(history["test_accuracy"], float)
-    tested = np.isfinite(accuracy).reshape(-1, accuracy.shape[-1]).any(axis=0)
-    tested |= ~tested.any()  # lost before the first test
-    lost = np.asarray(history["diverged"]).any(axis=-1)
-    accuracy[lost] = np.where(tested, 1 / classes, np.nan)
-    return accuracy
-
-
-def diverged_note(history: Mapping[str, np.ndarray]) -> str:
-    """How many runs diverged, for a note; "" if none. `curves_of` has what they get."""
-    lost = int(np.asarray(history["diverged"]).any(axis=-1).sum())
-    return f"{lost} diverged, scored at chance level" if lost else ""
-
-
-def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
-    """Mean ± half its confidence interval, or how many seeds never reached it."""
-    return spread_of_known(times, endless="never")
+# Of times to a target, which some seeds may never reach.
+spread_of_times = functools.partial(spread_of_known, endless="never")
 
 
 def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:

@@ -8,7 +8,7 @@ markers, not only in color. Matplotlib is imported when a figure is plotted.
 import contextlib
 import pathlib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,8 +46,6 @@ _DASHES: tuple[Any, ...] = (
     *((0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (4, 2, 1, 2))),
 )
 _MARKERS = "os^DvPX*<>phdH8"
-# A line of another panel, for comparison.
-FAINT: Style = {"color": "#CCCCCC", "linestyle": "-", "marker": "", "linewidth": 0.7}
 
 
 def line_style(color: str, linestyle: Any, marker: str) -> Style:
@@ -55,9 +53,9 @@ def line_style(color: str, linestyle: Any, marker: str) -> Style:
     return {"color": color, "linestyle": linestyle, "marker": marker}
 
 
-def style_at(index: int, dashes: int | None = None) -> Style:
-    """The look of line `index`; the first 64 differ in color or dashes, or as given."""
-    dashes = index + index // len(_COLORS) if dashes is None else dashes
+def style_at(index: int) -> Style:
+    """The look of line `index`; the first 64 differ in color or dashes."""
+    dashes = index + index // len(_COLORS)
     color, marker = _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
     return line_style(color, _DASHES[dashes % len(_DASHES)], marker)
 
@@ -71,29 +69,11 @@ def style_of(label: str, index: int) -> Style:
     return style_at(_PLACES.get(label, index))
 
 
-def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
-    """A style for each line: color = one setting, dashes = all others.
-
-    Args:
-      settings: of each line, what distinguishes it, ``{"algorithm": "dms"}``.
-
-    Returns:
-      Styles in the same order. The algorithm has the colors, else the first setting.
-      Where each line has a color of its own it has its own dashes.
-    """
-    names = dict.fromkeys(name for line in settings for name in line)
-    differing = [n for n in names if len({str(line.get(n)) for line in settings}) > 1]
-    first = "algorithm" if "algorithm" in differing else next(iter(differing), "")
-    values = [str(line.get(first)) for line in settings]
-    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
-    places = _PLACES if places.keys() <= _PLACES.keys() else places
-    colors = [places[value] for value in values]
-    dashes = [colors[:i].count(color) for i, color in enumerate(colors)]
-    if not any(dashes):
-        return [style_at(color) for color in colors]
-    if len(set(colors)) > len(_COLORS) or max(dashes) >= len(_DASHES):
-        return [style_at(i) for i in range(len(settings))]
-    return list(map(style_at, colors, dashes))
+def styles_of(labels: Sequence[str]) -> list[Style]:
+    """A style for each line; rules keep theirs where all lines are rules."""
+    names = [label.removeprefix("algorithm=") for label in labels]
+    places = _PLACES if _PLACES.keys() >= {*names} else {}
+    return [style_at(places.get(name, i)) for i, name in enumerate(names)]
 
 
 @contextlib.contextmanager

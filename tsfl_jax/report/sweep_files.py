@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tsfl_jax.config import SEEDS
 from tsfl_jax.report import bands, files, table
 from tsfl_jax.report import style as plot_style
@@ -33,32 +31,10 @@ def groups_table(swept: Sequence[str], rows: list[Row]) -> "pandas.DataFrame":
     return pd.concat([pd.DataFrame(points, dtype=object), results], axis=1)
 
 
-def best(swept: Sequence[str], rows: list[Row]) -> str:
-    """A sentence on the group with the best mean, "" if none is known.
-
-    A group that lost a run is of a selection, and wins nothing.
-    """
-    import pandas as pd
-
-    frame = pd.DataFrame(rows)
-    losses = bool(frame["best_test_accuracy"].astype(float).isna().all())
-    score = "final_test_loss" if losses else "best_test_accuracy"
-    scores = frame[score].astype(float).mask(frame["diverged_at"].notna())
-    groups = table.grouped(swept, rows).items()
-    means = pd.Series({n: scores.iloc[g].mean(skipna=False) for n, g in groups})
-    means = means.replace([np.inf, -np.inf], np.nan).dropna()
-    if means.empty or set(swept) <= set(SEEDS):
-        return ""
-    if losses:
-        return f"Lowest mean of final loss: {means.idxmin()}"
-    return f"Highest mean of best accuracy: {means.idxmax()}"
-
-
 def text(swept: Sequence[str], rows: list[Row]) -> str:
-    """Three lines on a sweep: what it is, the best group, what one can do with it."""
-    first = f"SweepResult: {len(rows):,} runs over {', '.join(swept)}"
+    """Two lines on a sweep: what it is, what one can do with it."""
     methods = ".rows .history .to_xarray() .to_pandas() .plot()"
-    return "\n  ".join(filter(None, (first, best(swept, rows), methods)))
+    return f"SweepResult: {len(rows):,} runs over {', '.join(swept)}\n  {methods}"
 
 
 def write(
@@ -82,8 +58,7 @@ def write(
     files.write_csv(folder / "results.csv", [files.plain(row) for row in rows])
     head = f"# {title}\n\n{OVER_SEEDS.capitalize()}, of the runs that did not diverge."
     text = f"{head}\n\n{files.markdown(groups_table(swept, rows))}"
-    winner = best(swept, rows)
-    files.write_text(folder / "summary.md", text + (winner and f"\n{winner}.\n"))
+    files.write_text(folder / "summary.md", text)
     if runs is None:
         for name in ("sweep.json", "history.csv", "curves.png", "curves.pdf"):
             (folder / name).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tsfl_jax.config import SEEDS
-from tsfl_jax.report.statistics import DIVERGED, spread_of_known
+from tsfl_jax.report.statistics import spread_of_known
 
 if TYPE_CHECKING:
     import pandas
@@ -228,5 +228,5 @@ def summary(
         if values.notna().to_numpy().any():
             cells[column.head] = [column.cell(values.iloc[group]) for group in places]
     if lost.to_numpy().any():
-        cells[DIVERGED] = [str(lost.iloc[group].sum()) for group in places]
+        cells["diverged"] = [str(lost.iloc[group].sum()) for group in places]
     return pandas.DataFrame(cells)

@@ -20,19 +20,15 @@ from tsfl_jax.types import UserError, nearest, user_code
 Record = dict[str, Any]  # of an interval: numbers by name, None where not measured
 
 
-def _ignored(*arguments: Any) -> None:
-    del arguments
-
-
 class Writer(NamedTuple):
     """Three functions that follow a run."""
 
     # An interval's record; False ends the run after the intervals of this call.
     report: Callable[[Record], bool | None]
     # Settings by flat name; intervals that an earlier process has reported.
-    start: Callable[[dict[str, Any], int], None] = _ignored
+    start: Callable[[dict[str, Any], int], None] = lambda settings, finished: None
     # summary.json and the run's figures, paths of .png files.
-    end: Callable[[dict[str, Any], list[pathlib.Path]], None] = _ignored
+    end: Callable[[dict[str, Any], list[pathlib.Path]], None] = lambda *results: None
 
 
 def library(name: str, extra: str) -> Any:

@@ -134,12 +134,6 @@ def _cache_mean(
     nothing is cached count as w^t. With the framework `safa` what was bypassed arrives
     with the next update, which is the paper's order: it enters after an aggregation.
 
-    Args:
-      updates: w_i − base_i, leaves ``[K, ...]``.
-      state: of `_first_cache`.
-      received: who is there, and the models they had downloaded.
-      hparams: with `Safa`.
-
     Source: W. Wu et al., "SAFA: A Semi-Asynchronous Protocol for Fast Federated
     Learning with Low Overhead", IEEE TC 2021, equations 6 to 8.
     """
@@ -214,12 +208,6 @@ def _delayed_sum(
     gradients, and the server's rescaling of the first layer, are left out. The proximal
     term is μ/2‖w − w^t‖², with `mu` as of FedProx; data that arrive during training are
     `schedule.arrive_from`.
-
-    Args:
-      updates: w_i − base_i, leaves ``[K, ...]``.
-      state: of `_no_delays`.
-      received: who is there, sizes and lags.
-      hparams: not read.
 
     Source: Y. Chen, Y. Ning, M. Slawski, H. Rangwala, "Asynchronous Online Federated
     Learning for Edge Devices with Non-IID Data", IEEE Big Data 2020.

@@ -115,12 +115,6 @@ def secure_sum(
 
     Simplified: ‖·‖ clipping and noise are not added. A client that delivers twice in
     one update rounds with the same random numbers.
-
-    Args:
-      updates: u_i, float leaves ``[N, ...]``.
-      state: passed on.
-      received: who is there.
-      hparams: with `SecureBuffer` and `Staleness`.
     """
     levels = hparams.of(SecureBuffer).levels
     counts = jnp.where(received.present, _counts(received.info, hparams), 0)

@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 
 from tsfl_jax import rng
 from tsfl_jax.config import seeds_of
-from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
@@ -212,7 +211,7 @@ def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
         return None
     labels, held_out = prepared.dataset.y_train, prepared.held_out
     rows = np.arange(len(labels))
-    rows = rows if held_out is None else validation.left(len(labels), held_out)
+    rows = rows if held_out is None else np.setdiff1d(rows, held_out)
     count = np.bincount(labels[rows]).astype(np.int32)
     first = np.cumsum(count, dtype=np.int32) - count
     order = rows[np.argsort(labels[rows], kind="stable")].astype(np.int32)

@@ -27,7 +27,7 @@ from tsfl_jax.types import Params, UserError
 
 # What only the process knew that finished the run; all results are recomputed.
 _PROVENANCE = {"compile_seconds": (int, float), "versions": dict}
-_PROVENANCE |= dict.fromkeys(("device", "backend", "processor"), str)
+_PROVENANCE |= dict.fromkeys(("device", "backend", "processor", "command"), str)
 
 
 class Experiment(NamedTuple):

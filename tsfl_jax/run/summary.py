@@ -1,12 +1,13 @@
 """What a run's files and a sweep's rows say of a history: results, notes, rows."""
 
 import pathlib
+import shlex
 from typing import Any
 
 import jax
 import numpy as np
 
-from tsfl_jax import trees
+from tsfl_jax import command, trees
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.network import delivers
@@ -14,7 +15,6 @@ from tsfl_jax.prepare.prepare import Prepared
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs
 from tsfl_jax.run.identity import bytes_moved
-from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Array, Params, Schedule
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
@@ -41,11 +41,9 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
 
     And "tau", "virtual_time" and, where clients are in slots, the "client" of each.
     """
-    work, cohort = work_of(prepared, history), None
-    if prepared.config.evaluation.over == "cohort":
-        cohort = np.where(deliveries.claimed(work) > 0, work.client, -1)
+    work = work_of(prepared, history)
     fields = history.named(tuple(prepared.custom.metrics))
-    fields = client_test.named(_tested(prepared), fields, cohort) | {
+    fields = client_test.named(_tested(prepared), fields) | {
         "tau": work.tau,
         "virtual_time": prepared.workload.seconds[: len(history.rho)],
     }
@@ -84,6 +82,7 @@ def where_run() -> dict[str, Any]:
         "backend": jax.default_backend(),
         "processor": report.processor(),
         "versions": report.versions(),
+        "command": shlex.join(command.started),
     }
 
 

@@ -58,7 +58,7 @@ class SweepResult(NamedTuple):
     series: Sequence[dict[str, np.ndarray]] = ()  # per run: arrays [T]
 
     def __repr__(self) -> str:
-        """Three lines: what it is, the best group, what one can do with it."""
+        """Two lines: what it is, what one can do with it."""
         return sweep_files.text(self.swept, self.rows)
 
     def _repr_html_(self) -> str:

@@ -37,10 +37,9 @@ class Framework(NamedTuple):
     all_count: bool = False  # whether all count that are asked and not lost
 
     @property
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        """Its arguments by name, without the fleet."""
-        _, *parameters = inspect.signature(self.simulate).parameters.items()
-        return dict(parameters)
+    def parameters(self) -> tuple[str, ...]:
+        """Names of its arguments, without the fleet."""
+        return tuple(inspect.signature(self.simulate).parameters)[1:]
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -48,17 +47,7 @@ class Framework(NamedTuple):
         return tuple(_NAMES.get(name, f"timeline.{name}") for name in self.parameters)
 
     def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Those of the values by name that its arguments name.
-
-        Raises:
-          TypeError: it needs another.
-        """
-        for name, parameter in self.parameters.items():
-            if name not in values and parameter.default is parameter.empty:
-                raise TypeError(
-                    f"{self.simulate.__name__} of timeline.FRAMEWORKS takes {name!r}: "
-                    f"expected {', '.join(values)}, or a default"
-                )
+        """Those of the values by name that its arguments name."""
         return {name: values[name] for name in self.parameters if name in values}
 
     @property
@@ -76,8 +65,7 @@ NONE = Part(
     )
 )
 _ASKS = ("cohort.size",)
-_WAITS = (*_ASKS, "cohort.short")
-_ASKS_MORE = (*_WAITS, "cohort.ask")
+_ASKS_MORE = (*_ASKS, "cohort.ask")
 
 
 def _rounds(task: Seconds, settings: dict[str, Any]) -> float:
@@ -104,8 +92,8 @@ FRAMEWORKS = {
     "fedbuff": Framework(fedbuff, "FedBuff", cohorts=_ASKS),
     "hysync": Framework(hysync, "HySync", cohorts=_ASKS),
     "fedat": Framework(fedat, "FedAT", _rounds, cohorts=_ASKS_MORE),
-    "fedcs": Framework(fedcs, "FedCS", _selection, cohorts=_WAITS),
+    "fedcs": Framework(fedcs, "FedCS", _selection, cohorts=_ASKS),
     "esync": Framework(esync, "ESync", _rounds, cohorts=_ASKS_MORE, all_count=True),
-    "safa": Framework(safa, "SAFA", _rounds, cohorts=_WAITS),
+    "safa": Framework(safa, "SAFA", _rounds, cohorts=_ASKS),
     "cached": Framework(cached, "cached", _rounds, cohorts=_ASKS),
 }

@@ -44,7 +44,7 @@ def afl(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulatio
       A `Simulation` with K = 1.
 
     Raises:
-      UserError: a value out of range, no update within the horizon.
+      UserError: no update within the horizon.
 
     Source: C. Xie, S. Koyejo, I. Gupta, "Asynchronous Federated Optimization", 2019.
     """
@@ -73,7 +73,7 @@ def fedbuff(
     Source: J. Nguyen et al., "Federated Learning with Buffered Asynchronous
     Aggregation", AISTATS 2022.
     """
-    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon)
     check("timeline.buffer", buffer, cohorts.fleet.clients, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
@@ -88,7 +88,7 @@ def fedbuff(
         return [task.client], None
 
     begun = _run_arrivals(cohorts, end, iterations, updates, ended)
-    return make_simulation(updates, begun, buffer, cohorts.everyone, end, iterations)
+    return make_simulation(updates, begun, buffer, end)
 
 
 def hysync(
@@ -118,8 +118,7 @@ def hysync(
     Source: G. Shi, L. Li, J. Wang, W. Chen, K. Ye, C. Xu, "HySync: Hybrid Federated
     Learning with Effective Synchronization", HPCC 2020.
     """
-    check("timeline.window", window)
-    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon)
     length = ticks.of(window)
     updates: list[Update] = []
     waiting: list[Task] = []
@@ -136,7 +135,7 @@ def hysync(
         return [], now + length if len(waiting) == 1 else None
 
     begun = _run_arrivals(cohorts, end, iterations, updates, ended)
-    return make_simulation(updates, begun, 0, cohorts.everyone, end, iterations)
+    return make_simulation(updates, begun, 0, end)
 
 
 # Clients that are free now, and a time to look at what has arrived, or None.
@@ -153,9 +152,8 @@ def _run_arrivals(
     """Run clients one after another's arrival; all tasks that began."""
     # `ended` gets each task that arrives, or None at a time that it asked for, after
     # all arrivals at that time; it may add an update.
-    everyone = cohorts.everyone
-    following = _the_same(everyone) if everyone else _drawn(cohorts)
     clients = cohorts.fleet
+    following = _drawn(cohorts) if cohorts.crowd else _the_same(clients)
     look, begun = clients.clients, []
     # A client is in here once: with the task it will deliver, or with the number of
     # that which it will download. Ties go to the smaller id. −1: to look for clients;
@@ -216,10 +214,7 @@ def _drawn(cohorts: Cohorts) -> _Following:
             line.extend((i, number) for i in ids.tolist())
         cohorts.fleet.need([i for i, _ in line])
 
-    def following(
-        now: Ticks, client: int, busy: set[int]
-    ) -> list[tuple[Ticks, int, int]]:
-        del client
+    def following(now: Ticks, _: int, busy: set[int]) -> list[tuple[Ticks, int, int]]:
         starts, at_work = [], set(busy)
         for _ in range(cohorts.patience):
             if len(at_work) == cohorts.size:
@@ -264,18 +259,13 @@ def tsfl(
       offline all the interval.
 
     Raises:
-      UserError: a value out of range, nothing delivered in all intervals.
+      UserError: nothing delivered in all intervals.
 
     Source: Y. Shao et al., "Robust Model Aggregation for Heterogeneous Federated
     Learning: Analysis and Optimizations"; the carry-over is ours.
     """
-    T, length = num_intervals, ticks.of(interval)
-    check("num_intervals", T)
-    check("schedule.interval_seconds", interval)
-    cohorts = fleet
-    if not isinstance(cohorts, Cohorts):
-        check("num_clients", len(cohorts.iteration))
-        cohorts = cohort.all_of(fleets.exact(cohorts))
+    T = num_intervals
+    cohorts, length = cohort.in_ticks(fleet, interval)
     clients, counted = cohorts.fleet, list[Update]()
     counts, spent = collections.Counter[int](), dict[int, int]()
     tasks: dict[tuple[int, int], Task] = {}
@@ -293,8 +283,11 @@ def tsfl(
                 task = task._replace(iterations=0, arrival=math.nan)
             counted[t].tasks.append(task)
     if not any(task.fate == COUNTED for task in tasks.values()):
-        clients_asked = {task.client for update in counted for task in update.tasks}
-        raise _nothing(clients, T, interval, clients_asked)
+        raise UserError(
+            f"--config.schedule.interval_seconds={interval:g}: no client delivers "
+            f"anything in --config.num_intervals={T}; choose longer intervals, and "
+            "less --config.schedule.dropout if deliveries are lost"
+        )
     rows = trace.trace_of(counted, cohorts.size)
     return Simulation(rows, [trace.in_seconds(tasks[name]) for name in sorted(tasks)])
 
@@ -330,18 +323,3 @@ def _fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
     cycles, left = divmod(budget + work[first % J], work[J])
     place = bisect.bisect_right(work, left) - 1
     return cycles * J + place - first % J, left - work[place]
-
-
-def _nothing(
-    fleet: ExactFleet, num_intervals: int, interval: float, clients: set[int]
-) -> UserError:
-    """What to say where no client delivers anything."""
-    times = map(fleet.of, clients)
-    first = [c.work.item(1) + c.download.item(0) + c.upload.item(0) for c in times]
-    seconds = ticks.seconds(min(first, default=math.inf))
-    return UserError(
-        f"--config.schedule.interval_seconds={interval:g}: no client delivers anything "
-        f"in --config.num_intervals={num_intervals}; the fastest client's first "
-        f"iteration takes {seconds:g} s with its download and upload; choose longer "
-        "intervals, and less dropout if deliveries are lost"
-    )

@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.timeline import crowd as crowds
-from tsfl_jax.timeline import feedback, ticks, trace
+from tsfl_jax.timeline import feedback, ticks
 from tsfl_jax.timeline.crowd import Crowd
-from tsfl_jax.timeline.fleet import ExactFleet, Fleet
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet, exact
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.types import UserError, user_code
 
@@ -40,7 +40,6 @@ class Draw(NamedTuple):
     size: int  # K, how many to ask, 1 ≤ K ≤ n
     candidates: int  # n, clients to choose from
     away: Ids  # sorted; cannot be asked now: at work, or offline where this is known
-    groups: int  # G of `cyclic`
     seconds: float  # virtual time
     edges: Callable[[], Ids]  # samples of the first 1, 2, …, n candidates together
 
@@ -99,23 +98,6 @@ def _order(seed: int, tier: int, cycle: int, n: int) -> Ids:
     return rng.generator(seed, "cohort", tier, cycle, 0).permutation(n)
 
 
-def cyclic(draw: Draw) -> Ids:
-    """Uniform in group t mod G; candidate i is in group ⌊iG/n⌋."""
-    first, last = (
-        -(-(draw.number % draw.groups + end) * draw.candidates // draw.groups)
-        for end in (0, 1)
-    )
-    return first + draw.rng.choice(
-        last - first, min(draw.size, last - first), replace=False
-    )
-
-
-def _chance_of_cyclic(draw: Draw, ids: Ids) -> Float[np.ndarray, " K"]:
-    n, groups = draw.candidates, draw.groups
-    members = np.diff(-(-np.arange(groups + 1) * n // groups))
-    return np.minimum(draw.size / members, 1.0)[ids * groups // n] / groups
-
-
 SAMPLERS = {
     "uniform": Sampler(
         uniform,
@@ -132,8 +114,7 @@ SAMPLERS = {
         round_robin,
         lambda draw, ids: np.full(len(ids), 1 / -(-draw.candidates // draw.size)),
     ),
-    "cyclic": Sampler(cyclic, _chance_of_cyclic, reads=("cohort.groups",)),
-    "online": Sampler(uniform, online=True, reads=("cohort.short",)),
+    "online": Sampler(uniform, online=True),
 }
 # Of candidates, of whom the cohort is chosen while training.
 CHOOSING = {
@@ -143,7 +124,6 @@ CHOOSING = {
     ),
 }
 WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
-SKEWS = ("noise", "rotation", "label_noise")
 _ASKED = "size", ()  # what is read only where some are asked
 
 
@@ -167,16 +147,7 @@ class CohortConfig:
         low=0,
         used_by=("preferred", ()),
     )
-    groups: int = setting(
-        2, "groups, of which interval t asks t mod G", low=1, used_by=_ASKED
-    )
     ask: int = setting(0, "ask so many, use the first K; 0: K", low=0, used_by=_ASKED)
-    short: str = setting(
-        "take",
-        "if fewer than K are online, take them or wait",
-        ("take", "wait"),
-        used_by=_ASKED,
-    )
     weighting: str = setting(
         "ratio", "how updates are weighted", WEIGHTINGS, used_by=_ASKED
     )
@@ -207,8 +178,7 @@ class CohortConfig:
             ("cohort.sampler", self.sampler == "online", no_clock),
             ("schedule.kind", framework == "none" and kind == "trace", for_all),
             ("timeline.carry", config.timeline.carry, "the next interval asks others"),
-            ("timeline.copula", config.timeline.copula, for_all),
-            *((f"partition.{n}", getattr(config.partition, n), for_all) for n in SKEWS),
+            ("partition.label_noise", config.partition.label_noise, for_all),
         ):
             if self.size and reason and is_in_conflict:
                 section, name = path.split(".")
@@ -237,17 +207,10 @@ class Cohorts(NamedTuple):
     num_asked: int  # K' ≥ K, clients that are asked
     sampler: Sampler
     seed: int = 0
-    groups: int = 1
-    wait: bool = False  # for K' that are online
     online: Online = Online()
     members: Sequence[Ids | None] = (None,)  # sorted ids of each tier; None: all
     # Of a tier: samples of its first 1, 2, … together.
     edges: Callable[[int], Ids] = lambda tier: NO_CLIENTS
-
-    @property
-    def everyone(self) -> ExactFleet | None:
-        """The fleet, if all of it are asked."""
-        return self.fleet if self.crowd is None else None
 
     @property
     def patience(self) -> int:
@@ -273,7 +236,6 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, custom: Any = None) -> Co
         ("size", settings.size, 1),
         ("candidates", slots, settings.size),
         ("ask", settings.ask or settings.size, settings.size),
-        ("groups", settings.groups if settings.sampler == "cyclic" else 1, 1),
     ):
         if not low <= value <= N:
             raise UserError(
@@ -301,8 +263,6 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, custom: Any = None) -> Co
         settings.ask or slots,
         sampler,
         crowd.seed,
-        settings.groups,
-        settings.short == "wait",
         Online(np.unique(client), client, start, end),
     )
     return with_tiers(cohorts, [None])
@@ -315,28 +275,20 @@ def _custom_draw(custom: Callable[[Draw], Any], draw: Draw) -> Ids:
     expected = f"expected at most {most} whole numbers from 0 to {last}"
     with user_code(f"{name}: fails in draw {draw.number}", expected):
         ids = np.asarray(custom(draw))
-    is_whole = ids.dtype.kind in "iu"
-    are_ids = not ids.size or (is_whole and 0 <= ids.min() <= ids.max() <= last)
-    if ids.shape != (ids.size,) or ids.size > most or not are_ids:
-        text = " ".join(str(ids).split())[:60]
-        raise UserError(f"{name}: gives {text} in draw {draw.number}; {expected}")
+        is_whole = ids.dtype.kind in "iu"
+        are_ids = not ids.size or (is_whole and 0 <= ids.min() <= ids.max() <= last)
+        if ids.shape != (ids.size,) or ids.size > most or not are_ids:
+            raise ValueError(f"it gives {' '.join(str(ids).split())[:60]}")
     return ids
 
 
-def in_ticks(
-    fleet: Fleet | Cohorts, horizon: float, iterations: int
-) -> tuple[Cohorts, Ticks]:
-    """Who is asked, and the horizon in ticks; raises as `trace.end_of`."""
+def in_ticks(fleet: Fleet | Cohorts, horizon: float) -> tuple[Cohorts, Ticks]:
+    """Who is asked, and the horizon in ticks."""
     if isinstance(fleet, Cohorts):
-        return fleet, trace.end_of(horizon, iterations)
-    clients, end = trace.in_ticks(fleet, horizon, iterations)
-    return all_of(clients), end
-
-
-def all_of(fleet: ExactFleet) -> Cohorts:
-    """All clients in each cohort."""
-    sampler = Sampler(lambda draw: np.arange(draw.candidates))
-    return Cohorts(fleet, None, fleet.clients, fleet.clients, sampler)
+        return fleet, ticks.of(horizon)
+    clients, everyone = exact(fleet), Sampler(lambda draw: np.arange(draw.candidates))
+    cohorts = Cohorts(clients, None, clients.clients, clients.clients, everyone)
+    return cohorts, ticks.of(horizon)
 
 
 def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
@@ -379,7 +331,6 @@ def draw_of(
         min(size or cohorts.num_asked, n),
         n,
         away,
-        min(cohorts.groups, n),
         ticks.seconds(now),
         functools.partial(cohorts.edges, tier),
     )
@@ -468,27 +419,15 @@ def next_start(online: Online, now: Ticks) -> Ticks:
 
 
 def opening(cohorts: Cohorts, now: Ticks, tier: int = 0) -> Ticks:
-    """The first moment from now on when enough clients are online; inf: never.
-
-    Args:
-      cohorts: how many are enough: one, or with `wait` all that are asked.
-      now: ticks.
-      tier: whose clients count.
-    """
+    """The first moment from now on when a client of the tier is online; inf: never."""
     if not cohorts.sampler.online:
         return now
     listed, client, start, end = cohorts.online
-    N, members = cohorts.fleet.clients, cohorts.members[tier]
+    members = cohorts.members[tier]
+    always, in_tier = cohorts.fleet.clients - len(listed), np.ones(len(client), bool)
     if members is not None:
-        in_tier = np.isin(client, members)
-        start, end = start[in_tier], end[in_tier]
-        listed = listed[np.isin(listed, members)]
-        N = len(members)
-    need = min(cohorts.num_asked, N) if cohorts.wait else 1
-    need -= N - len(listed)  # who are always online
-    start, end = np.sort(start), np.sort(end)
-    moments = np.append(now, start[start > now]).astype(np.int64)
-    online = np.searchsorted(start, moments, "right")
-    online -= np.searchsorted(end, moments, "right")
-    enough = np.flatnonzero(online >= need)
-    return int(moments[enough[0]]) if len(enough) else math.inf
+        always, in_tier = len(np.setdiff1d(members, listed)), np.isin(client, members)
+    moments = np.maximum(start, now)[in_tier & (end > now)]
+    if always:
+        return now
+    return int(moments.min()) if len(moments) else math.inf

@@ -69,8 +69,7 @@ def make_crowd(
     if num_samples is None:
         parts = [_drawn_sizes(seed, sizes, part) for part in _parts(num_clients)]
         num_samples = np.concatenate(parts)
-    if speeds_file:
-        fields["measured"] = fleet.read_means(speeds_file, num_clients)
+    fields["measured"] = fleet.read_means(speeds_file, num_clients)
     fields["windows"] = fleet.read_windows(availability_file, num_clients)
     mean = float(num_samples.mean())
     return Crowd(num_clients, seed, num_samples, mean, seconds, **fields)
@@ -175,7 +174,7 @@ def schedule_of(
       A `Schedule` of ``[T, K]`` arrays.
 
     Raises:
-      UserError: a value out of range, a malformed distribution.
+      UserError: a malformed distribution.
     """
     texts = schedule.tau_texts(kind, tau, tau_groups, crowd.num_clients)
     group = client.astype(np.int64) * len(texts) // crowd.num_clients

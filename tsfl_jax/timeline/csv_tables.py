@@ -58,12 +58,11 @@ def read_table(
     text = text.fillna("").apply(lambda cells: cells.str.strip())
     text.columns = text.columns.str.strip().str.lower()
     text.index += 2  # of the file's lines, from 1, the first is the header
-    unknown = [name for name in text.columns if name not in columns]
-    if unknown or not set(required) <= set(text.columns):
-        hint = nearest(unknown[0], columns) if unknown else ""
+    if not {*required} <= {*text.columns} <= {*columns}:
+        unknown = [name for name in text.columns if name not in columns]
         raise UserError(
             f"{path}, line 1: the header is {','.join(text.columns)}; expected "
-            f"{header}{hint}"
+            f"{header}{nearest(' '.join(unknown), columns)}"
         )
     text = text[(text != "").any(axis=1)].reindex(columns=[*columns], fill_value="")
     table: Any = text.apply(pd.to_numeric, errors="coerce").astype(np.float64)

@@ -1,10 +1,9 @@
 """Numbers from distributions written as text, one for each group of clients.
 
-The grammar of a group; `draw_whole` floors each number, `draw_real` does not:
+The grammar of a group; whole numbers are floored:
 
 - ``normal(mean,std)``: std ≥ 0;
-- ``uniform(low,high)``: whole numbers, both ends included; `draw_real`: real numbers in
-  [low, high);
+- ``uniform(low,high)``: whole numbers, both ends included; real ones in [low, high);
 - ``lognormal(mean,sigma)``: mean > 0 of the distribution itself, sigma ≥ 0 the
   standard deviation of the logarithm, so its median is mean · exp(−sigma²/2);
 - ``constant(k)``.
@@ -59,53 +58,48 @@ def limits(texts: Sequence[str], *, flag: str) -> Float[np.ndarray, " G"]:
     return np.array(largest)
 
 
-def draw_whole(
+def draw(
     texts: Sequence[str],
     group: Int[np.ndarray, " N"],
-    num_intervals: int,
     rng: np.random.Generator,
     *,
-    least: int,
     flag: str,
-) -> Int[np.ndarray, "T N"]:
-    """Draw a whole number for each client and interval.
+    least: int | None = None,
+    rows: tuple[int, ...] = (),
+) -> Shaped[np.ndarray, "*rows N"]:
+    """Draw a number for each client, or for each client and interval.
 
     Args:
       texts: G distributions.
       group: ``[N]`` int in [0, G), distribution of each client.
-      num_intervals: T; the first intervals do not depend on it.
       rng: each group has its own stream of it.
-      least: smaller numbers become this.
       flag: setting that error messages name.
+      least: of whole numbers, of which smaller ones become this; None: of real ones.
+      rows: (T,) of T intervals; the first ones do not depend on T.
 
     Returns:
-      ``[T, N]`` int64, floored, from `least` to 2³¹ − 1.
+      float64; of whole numbers int64, floored, from `least` to 2³¹ − 1.
 
     Raises: as `limits`.
     """
-    # Rows are drawn one after another, so more rows extend fewer.
-    drawn = _draw([_parse(t, flag) for t in texts], group, (num_intervals,), rng, True)
-    return np.clip(np.floor(drawn), least, INT32_MAX).astype(np.int64)
-
-
-def draw_real(
-    texts: Sequence[str],
-    group: Int[np.ndarray, " N"],
-    rng: np.random.Generator,
-    *,
-    flag: str,
-) -> Float[np.ndarray, " N"]:
-    """Draw one real number for each client.
-
-    Args:
-      texts, group, rng, flag: as in `draw_whole`.
-
-    Returns:
-      ``[N]`` float64, neither floored nor clipped.
-
-    Raises: as `limits`.
-    """
-    return _draw([_parse(t, flag, whole=False) for t in texts], group, (), rng, False)
+    out = np.empty((*rows, len(group)))
+    for g, stream in enumerate(rng.spawn(len(texts))):
+        name, numbers = _parse(texts[g], flag, least is not None)
+        (members,) = np.nonzero(group == g)
+        shape = (*rows, len(members))
+        first, last = numbers[0], numbers[-1]
+        if name == "normal":
+            drawn = stream.normal(first, last, shape)
+        elif name == "lognormal":
+            drawn = stream.lognormal(math.log(first) - last**2 / 2, last, shape)
+        elif name == "constant":
+            drawn = first
+        elif least is not None:
+            drawn = stream.integers(int(first), int(last), shape, endpoint=True)
+        else:
+            drawn = stream.uniform(first, last, shape)
+        out[..., members] = drawn
+    return _floored(out, least)
 
 
 def quantiles(
@@ -116,18 +110,14 @@ def quantiles(
     flag: str,
     least: int | None = None,
 ) -> Shaped[np.ndarray, "*shape"]:
-    """Numbers as `draw_real`'s, each by inversion of its distribution.
+    """Numbers as of `draw`, each by inversion of its distribution.
 
     Args:
-      texts, flag: as in `draw_real`.
+      texts, flag, least: as in `draw`.
       group: int in [0, G), distribution of each number.
       uniform: in (0, 1), likewise.
-      least: of whole numbers as `draw_whole`'s; None: of real ones.
 
-    Returns:
-      float64; of whole numbers int64, floored, from `least` to 2³¹ − 1.
-
-    Raises: as `limits`.
+    Returns, Raises: as `draw`.
     """
     from scipy import special
 
@@ -147,37 +137,15 @@ def quantiles(
         else:
             drawn = first + u * (last - first)
         out[members] = drawn
+    return _floored(out, least)
+
+
+def _floored(
+    numbers: Float[np.ndarray, "*shape"], least: int | None
+) -> Shaped[np.ndarray, "*shape"]:
     if least is None:
-        return out
-    return np.clip(np.floor(out), least, INT32_MAX).astype(np.int64)
-
-
-def _draw(
-    parsed: Sequence[tuple[str, list[float]]],
-    group: Int[np.ndarray, " N"],
-    rows: tuple[int, ...],
-    rng: np.random.Generator,
-    whole: bool,
-) -> np.ndarray:
-    """Numbers ``[*rows, N]`` float64; of whole numbers each is exact."""
-    out = np.empty((*rows, len(group)))
-    streams = rng.spawn(len(parsed))
-    for g, ((name, numbers), stream) in enumerate(zip(parsed, streams, strict=True)):
-        (members,) = np.nonzero(group == g)
-        shape = (*rows, len(members))
-        first, last = numbers[0], numbers[-1]
-        if name == "normal":
-            drawn = stream.normal(first, last, shape)
-        elif name == "lognormal":
-            drawn = stream.lognormal(math.log(first) - last**2 / 2, last, shape)
-        elif name == "constant":
-            drawn = first
-        elif whole:
-            drawn = stream.integers(int(first), int(last), shape, endpoint=True)
-        else:
-            drawn = stream.uniform(first, last, shape)
-        out[..., members] = drawn
-    return out
+        return numbers
+    return np.clip(np.floor(numbers), least, INT32_MAX).astype(np.int64)
 
 
 @functools.lru_cache(maxsize=256)

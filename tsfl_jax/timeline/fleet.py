@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int, Shaped
 from tsfl_jax.timeline import distributions, ticks
 from tsfl_jax.timeline.csv_tables import CsvColumn, read_table
 from tsfl_jax.timeline.ticks import Ticks
-from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import UserError
 
 Seconds = Float[np.ndarray, " N"]
@@ -72,33 +71,33 @@ def draw_fleet(
         once, in place of the draws of means; an empty cell keeps the draw.
       availability_file: "" or a CSV file client,start,end of online windows
         [start, end) in seconds; clients without a row are always online.
-      draws: J ≥ 1.
-      rng: generator of all draws.
-
-    Returns:
-      A `Fleet`.
+      draws, rng: J ≥ 1, and the generator of all draws.
 
     Raises:
-      UserError: a value out of range, times not > 0, malformed distributions or files.
+      UserError: times not > 0, malformed distributions or files.
 
     Source: our own model; no paper fixes one.
     """
     N, size = num_clients, np.asarray(size)
-    check("timeline.jitter", jitter)
-    check("schedule.dropout", dropout)
     # Always all of them, so that what one draws does not shift the others.
     means_rng, jitter_rng, lost_rng = rng.spawn(3)
     groups = {"speed": speed, "download": download, "upload": upload}
-    means = _draw_means(groups, means_rng, speeds_file, size / size.mean())
-    iteration, download_time, upload_time = (
-        mean[:, None] * _factors(jitter, N, draws, stream)
-        for mean, stream in zip(means, jitter_rng.spawn(3), strict=True)
-    )
-    chance = lost_rng.random((draws, N)).T
-    lost = np.ascontiguousarray(chance < dropout)
+    streams = dict(zip(groups, means_rng.spawn(3), strict=True))
+
+    def draw(name: str, texts: tuple[str, ...], group: np.ndarray) -> Seconds:
+        flag = f"--config.timeline.{name}"
+        return distributions.draw(texts, group, streams[name], flag=flag)
+
+    measured, share = read_means(speeds_file, N), size / size.mean()
+    means = means_of(groups, np.arange(N), N, draw, share, measured)
+    normal = [s.standard_normal((draws, N)).T for s in jitter_rng.spawn(3)]
+    # Lognormal factors of mean 1, exactly 1 without jitter.
+    factors = np.exp(jitter * np.array(normal) - jitter**2 / 2)
+    iteration, downloads, uploads = means[:, :, None] * factors
+    lost = np.ascontiguousarray((lost_rng.random((draws, N)) < dropout).T)
     windows, always = read_windows(availability_file, N), np.empty((0, 2))
     online = tuple(windows.get(i, always) for i in range(N)) if windows else ()
-    return Fleet(iteration, download_time, upload_time, lost, online)
+    return Fleet(iteration, downloads, uploads, lost, online)
 
 
 class ClientTimes(NamedTuple):
@@ -266,33 +265,10 @@ def means_of(
     return means
 
 
-def _draw_means(
-    groups: Mapping[str, tuple[str, ...]],
-    rng: np.random.Generator,
-    path: str,
-    share: Float[np.ndarray, "N"],
-) -> Float[np.ndarray, "3 N"]:
-    N, streams = len(share), dict(zip(groups, rng.spawn(3), strict=True))
-
-    def draw(name: str, texts: tuple[str, ...], group: np.ndarray) -> Seconds:
-        flag = f"--config.timeline.{name}"
-        return distributions.draw_real(texts, group, streams[name], flag=flag)
-
-    measured = read_means(path, N) if path else None
-    return means_of(groups, np.arange(N), N, draw, share, measured)
-
-
-def _factors(
-    jitter: float, N: int, draws: int, rng: np.random.Generator
-) -> Float[np.ndarray, "N J"]:
-    """Lognormal factors of mean 1, exactly 1 without jitter."""
-    # Draw after draw, so that more draws extend fewer.
-    normal = rng.standard_normal((draws, N)).T
-    return np.exp(jitter * normal - jitter**2 / 2)
-
-
-def read_means(path: str, N: int) -> Float[np.ndarray, "3 N"]:
+def read_means(path: str, N: int) -> Float[np.ndarray, "3 N"] | None:
     """Mean seconds of iterations, downloads and uploads in a file; NaN: not given."""
+    if not path:
+        return None
     flag, longest = "--config.timeline.speeds", 1e300
     columns = {
         "client": CsvColumn(high=N - 1, whole=True),
@@ -314,8 +290,8 @@ def read_windows(path: str, N: int) -> dict[int, Float[np.ndarray, "W 2"]]:
     """Online windows by client, of the clients that a file names; "": none."""
     if not path:
         return {}
-    columns = {"client": CsvColumn(high=N - 1, whole=True), "start": CsvColumn()}
-    columns["end"] = CsvColumn()
+    client, second = CsvColumn(high=N - 1, whole=True), CsvColumn()
+    columns = {"client": client, "start": second, "end": second}
     table = read_table(path, columns, flag="--config.timeline.availability")
     online = {}
     for client, rows in table.sort_values(["start", "end"]).groupby("client"):

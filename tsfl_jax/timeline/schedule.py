@@ -12,11 +12,12 @@ three leaves the others as they were.
 """
 
 import functools
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Int
 
-from tsfl_jax.components import Part, check_name
+from tsfl_jax.components import Part
 from tsfl_jax.timeline import distributions
 from tsfl_jax.timeline.csv_tables import CsvColumn, read_table
 from tsfl_jax.timeline.timeline_settings import check
@@ -43,7 +44,6 @@ _CASE3_SIZES = (
     (1536 / 1024, 300 / 1024),
 )
 _TRACE = "--config.schedule.trace"
-_TAU = "--config.schedule.tau_groups"
 SIZES = "--config.schedule.size_groups"
 
 Table = Int[np.ndarray, "T N"]
@@ -83,20 +83,19 @@ def make_schedule(
       pairs that a trace leaves out.
 
     Raises:
-      UserError: a value out of range, a malformed distribution or trace.
+      UserError: a malformed distribution or trace.
 
     Source: section V, Cases 1–3; the second parameter of N is a standard deviation.
     """
-    check_name("--config.schedule.kind", kind, SCHEDULES)
-    check("schedule.data_size", data_size)
-    check("schedule.dropout", dropout)
     shape = num_intervals, num_clients
     tau_rng, size_rng, dropout_rng = rng.spawn(3)
     if kind == "trace":
-        drawn, size = _read_trace(trace, *shape, data_size)
-        notes = _absent(trace, drawn)
+        drawn, size, notes = _read_trace(trace, *shape, data_size)
     else:
-        drawn = _draw_tau(kind, tau, tau_groups, shape, tau_rng)
+        groups, N = tau_texts(kind, tau, tau_groups, num_clients), num_clients
+        group = np.arange(N) * len(groups) // N
+        flag, options = "--config.schedule.tau_groups", {"least": 0, "rows": shape[:1]}
+        drawn = distributions.draw(groups, group, tau_rng, flag=flag, **options)
         size, notes = _draw_sizes(kind, size_groups, data_size, shape, size_rng)
     # Drawn always, so that a dropout rate of 0 changes nothing else.
     away = dropout_rng.random(shape) < dropout
@@ -107,14 +106,8 @@ def make_schedule(
 def complete(
     tau: Int[np.ndarray, "T K"],
     size: Int[np.ndarray, "T K"],
-    *,
-    seconds: Float[np.ndarray, "T"] | None = None,
     client: Int[np.ndarray, "T K"] | None = None,
-    delivery: Delivery | None = None,
-    snapshots: int = 0,
-    reported: Int[np.ndarray, "T K"] | None = None,
-    threshold: Float[np.ndarray, "T"] | None = None,
-    notes: tuple[str, ...] = (),
+    **fields: Any,
 ) -> Schedule:
     """A schedule in which what is not given is the same for all.
 
@@ -123,7 +116,7 @@ def complete(
     """
     intervals = np.arange(len(tau), dtype=np.int32)
     # Views of one number or row each: they take no memory.
-    zeros, none = np.int32(0), np.float32(np.nan)
+    zeros, everyone = np.int32(0), np.arange(tau.shape[1], dtype=np.int32)
     of_slots = functools.partial(np.broadcast_to, shape=tau.shape)
     of_updates = functools.partial(np.broadcast_to, shape=intervals.shape)
     in_step = Delivery(
@@ -133,24 +126,25 @@ def complete(
         keep=of_updates(zeros),
         group=of_updates(zeros),
     )
-    everyone = of_slots(np.arange(tau.shape[1], dtype=np.int32))
-    return Schedule(
+    schedule = Schedule(
         tau=tau,
         size=size,
-        seconds=1.0 + intervals if seconds is None else seconds,
-        client=everyone if client is None else client,
+        seconds=1.0 + intervals,
+        client=of_slots(everyone) if client is None else client,
         in_order=client is None,
-        delivery=in_step if delivery is None else delivery,
-        snapshots=snapshots,
-        reported=of_slots(np.int32(-1)) if reported is None else reported,
-        threshold=of_updates(np.nan) if threshold is None else threshold,
-        share=of_slots(none),
-        notes=notes,
+        delivery=in_step,
+        snapshots=0,
+        reported=of_slots(np.int32(-1)),
+        threshold=of_updates(np.nan),
+        share=of_slots(np.float32(np.nan)),
     )
+    return schedule._replace(**fields)
 
 
-def _read_trace(path: str, T: int, N: int, data_size: int) -> tuple[Table, Table]:
-    """τ ``[T, N]`` int64, 0 where a client is away, and sizes likewise, ≥ 1."""
+def _read_trace(
+    path: str, T: int, N: int, data_size: int
+) -> tuple[Table, Table, Notes]:
+    """τ ``[T, N]`` int64, 0 where a client is away, sizes likewise, ≥ 1, and notes."""
     if not path:
         raise UserError(f"--config.schedule.kind=trace needs {_TRACE}")
     columns = {
@@ -166,23 +160,12 @@ def _read_trace(path: str, T: int, N: int, data_size: int) -> tuple[Table, Table
     tau[place], size[place] = table["tau"], table["size"]
     largest = size.max(axis=0)
     # A client that is always away has no size of its own.
-    return tau, np.where(size > 0, size, np.where(largest > 0, largest, data_size))
-
-
-def _draw_tau(
-    kind: str,
-    tau: tuple[int | float, ...],
-    tau_groups: tuple[str, ...],
-    shape: tuple[int, int],
-    rng: np.random.Generator,
-) -> Table:
-    T, N = shape
-    groups = tau_texts(kind, tau, tau_groups, N)
-    group = np.arange(N) * len(groups) // N
-    if kind != "explicit":
-        return distributions.draw_whole(groups, group, T, rng, least=0, flag=_TAU)
-    # Constants need no draws, of which more than 2³² take long.
-    return np.tile(np.asarray(tau, np.int64)[group], (T, 1))
+    size = np.where(size > 0, size, np.where(largest > 0, largest, data_size))
+    note = (
+        f"{path}: {(tau == 0).sum()} of {tau.size} pairs of interval and client have "
+        "no row, or tau 0: those clients are away"
+    )
+    return tau, size, () if tau.all() else (note,)
 
 
 def tau_texts(
@@ -191,23 +174,17 @@ def tau_texts(
     """The distributions of τ of equal groups of N clients, as in `make_schedule`.
 
     Raises:
-      UserError: none, more than clients, a constant that is no whole number.
+      UserError: none, or more than clients.
     """
-    name = {"explicit": "tau", "distribution": "tau_groups"}.get(kind, "")
-    groups = {"explicit": tau, "distribution": tau_groups}.get(kind) or _CASES.get(kind)
+    if kind in _CASES:  # their groups may stay empty
+        return _CASES[kind]
+    name = "tau" if kind == "explicit" else "tau_groups"
+    constants = tuple(f"constant({int(value)})" for value in tau)
+    groups = constants if kind == "explicit" else tau_groups
     if not groups:
         raise UserError(f"--config.schedule.kind={kind} needs --config.schedule.{name}")
-    if name:  # the groups of a case may stay empty
-        distributions.check_groups(f"schedule.{name}", len(groups), N)
-    if kind != "explicit":
-        return tuple(map(str, groups))
-    for value in tau:
-        if not (float(value).is_integer() and 0 <= value <= INT32_MAX):
-            raise UserError(
-                f"--config.schedule.tau={tuple(tau)}: {value} is not a whole number "
-                ">= 0"
-            )
-    return tuple(f"constant({int(value)})" for value in tau)
+    distributions.check_groups(f"schedule.{name}", len(groups), N)
+    return groups
 
 
 def _draw_sizes(
@@ -222,7 +199,7 @@ def _draw_sizes(
     T, N = shape
     groups = size_texts(kind, groups, data_size, N)
     group = np.arange(N) % len(groups)
-    drawn = distributions.draw_whole(groups, group, T, rng, least=1, flag=SIZES)
+    drawn = distributions.draw(groups, group, rng, flag=SIZES, least=1, rows=(T,))
     size = cut_off(drawn, groups, group)
     over = int((drawn > size).sum())
     note = (
@@ -259,10 +236,49 @@ def cut_off(
     return np.minimum(size, most.clip(max=INT32_MAX).astype(np.int64)[group])
 
 
-def _absent(trace: str, tau: Table) -> Notes:
-    """A note on the pairs that a trace leaves out."""
-    note = (
-        f"{trace}: {(tau == 0).sum()} of {tau.size} pairs of interval and client have "
-        "no row, or tau 0: those clients are away"
-    )
-    return () if tau.all() else (note,)
+def make_free_riders(
+    tau: Int[np.ndarray, "T K"],
+    kind: str,
+    number: int,
+    rng: np.random.Generator,
+    period: int = 5,
+    client: Int[np.ndarray, "T K"] | None = None,
+    num_clients: int = 0,
+) -> tuple[Int[np.ndarray, "T K"], Int[np.ndarray, "T K"], Bool[np.ndarray, " N"]]:
+    """Turn some clients into free riders, which report work they did not do.
+
+    What a client does and what it reports are two arrays, so that a rule may see
+    either.
+
+    Args:
+      tau: ``[T, N]`` local iterations of honest clients; ``[T, K]`` with `client`.
+      kind: "claim": does one iteration and reports as many as the busiest client,
+        H_t. "echo": does none, sends the global model back and reports H_t. "visit":
+        honest, but away in every second period of `period` intervals.
+      number: of free riders, in [0, N].
+      rng: draws which clients.
+      period: intervals ≥ 1, visit only.
+      client: ``[T, K]`` int32 in [0, N), of each delivery; None: all N in order.
+      num_clients: N, with `client` only.
+
+    Returns:
+      Iterations done and reported, int32 like `tau`, and free riders ``[N]`` bool.
+
+    Raises:
+      UserError: more free riders than clients.
+    """
+    intervals = len(tau)
+    clients = tau.shape[1] if client is None else num_clients
+    check("schedule.free_riders", number, clients, "num_clients")
+    free_rider = np.zeros(clients, bool)
+    free_rider[rng.permutation(clients)[:number]] = True
+    here = free_rider if client is None else free_rider[client]
+    if kind == "visit":
+        away = (np.arange(intervals) // period) % 2 == 1
+        tau = np.where(away[:, None] & here, 0, tau).astype(np.int32)
+        return tau, tau, free_rider
+    busiest = tau.max(axis=1, keepdims=True)
+    idles = here & (tau > 0)  # an absent client reports nothing
+    least = np.minimum(tau, 1) if kind == "claim" else 0
+    reported = np.where(idles, busiest, tau).astype(np.int32)
+    return np.where(idles, least, tau).astype(np.int32), reported, free_rider

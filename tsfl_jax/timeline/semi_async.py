@@ -34,8 +34,12 @@ from tsfl_jax.timeline import cohort, ticks, trace
 from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
 from tsfl_jax.timeline.ticks import Ticks
-from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
+
+
+def _numbers() -> dict[int, Iterator[int]]:
+    """Numbers of the next tasks, by client."""
+    return collections.defaultdict(itertools.count)
 
 
 def _quota_of(fraction: float, num_clients: int) -> int:
@@ -71,14 +75,11 @@ def safa(
     Source: W. Wu et al., "SAFA: A Semi-Asynchronous Protocol for Fast Federated
     Learning with Low Overhead", IEEE TC 2021, Algorithms 1 and 2.
     """
-    check("timeline.fraction", fraction)
-    check("timeline.lag", lag)
-    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon)
     quota = _quota_of(fraction, cohorts.size)
-    updates: list[Update] = []
-    begun: list[Task] = []  # without those that are under way
-    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
-    flying: dict[int, Task] = {}  # by client
+    updates = list[Update]()
+    begun = list[Task]()  # without those that are under way
+    flying, numbers = dict[int, Task](), _numbers()  # by client
     picked: set[int] = set()  # in the last round
     bypassed: dict[int, Task] = {}  # arrived then, and not picked
     now, idle = 0, 0
@@ -97,23 +98,15 @@ def safa(
             break
         begun += [flying.pop(task.client) for task in ended]
         if picks:
-            updates.append(_update(now, picks, bypassed))
+            # By client; of two tasks of one the newer counts.
+            counted = bypassed | {task.client: task for task in picks}
+            updates.append(Update(now, [counted[i] for i in sorted(counted)]))
             picked = {task.client for task in picks}
-            bypassed = _left(ended, picked)
+            arrived = {t.client: t for t in ended if not t.lost}
+            bypassed = {i: t for i, t in arrived.items() if i not in picked}
     begun += flying.values()
     width = max([quota, *(len(update.tasks) for update in updates)])
-    return make_simulation(updates, begun, width, cohorts.everyone, end, iterations)
-
-
-def _update(now: Ticks, picks: Sequence[Task], bypassed: dict[int, Task]) -> Update:
-    """The picked tasks and the bypassed ones, by client; a newer one of each counts."""
-    counted = bypassed | {task.client: task for task in picks}
-    return Update(now, [counted[i] for i in sorted(counted)])
-
-
-def _left(ended: Sequence[Task], picked: set[int]) -> dict[int, Task]:
-    """What has arrived and was not picked, by client."""
-    return {t.client: t for t in ended if not t.lost and t.client not in picked}
+    return make_simulation(updates, begun, width, end)
 
 
 def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:
@@ -191,14 +184,11 @@ def cached(
     Source: J. Hao, Y. Zhao, J. Zhang, "Time Efficient Federated Learning with
     Semi-Asynchronous Communication", ICPADS 2020.
     """
-    check("timeline.fraction", fraction)
-    check("timeline.lag", lag)
-    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon)
     quota = _quota_of(fraction, cohorts.size)
     updates: list[Update] = []
     begun: list[Task] = []  # without those of `pending`
-    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
-    pending: dict[int, Task] = {}  # by client: at work, or cached
+    pending, numbers = dict[int, Task](), _numbers()  # by client: at work, or cached
     now, idle = 0, 0
     for number in itertools.count():
         now = cohort.opening(cohorts, now)
@@ -219,7 +209,7 @@ def cached(
         begun += ended
         trace.add_round(updates, ended, now)
     begun += pending.values()
-    return make_simulation(updates, begun, quota, cohorts.everyone, end, iterations)
+    return make_simulation(updates, begun, quota, end)
 
 
 def _selected(
@@ -267,14 +257,12 @@ def ttfed(
       A `Simulation`; K is the most clients that delivered in an interval.
 
     Raises:
-      UserError: a value out of range, nothing delivered in all intervals.
+      UserError: nothing delivered in all intervals.
 
     Source: X. Zhou, Y. Deng, H. Xia, S. Wu, M. Bennis, "Time-Triggered Federated
     Learning Over Wireless Networks", IEEE TWC 2022.
     """
-    check("num_intervals", num_intervals)
-    check("schedule.interval_seconds", interval)
-    cohorts, end = cohort.in_ticks(fleet, num_intervals * interval, iterations)
+    cohorts, end = cohort.in_ticks(fleet, num_intervals * interval)
     length = ticks.of(interval)
     updates: list[Update] = []
     begun: list[Task] = []  # without those that are under way
@@ -297,4 +285,4 @@ def ttfed(
         begun += ended
         trace.add_round(updates, ended, last)
     begun += flying.values()
-    return make_simulation(updates, begun, 0, cohorts.everyone, end, iterations)
+    return make_simulation(updates, begun, 0, end)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tsfl_jax.timeline import cohort, crowd, ticks, trace
 from tsfl_jax.timeline.cohort import Cohorts
-from tsfl_jax.timeline.fleet import ClientTimes, ExactFleet, Fleet, expected, finish
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet, expected, finish
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
@@ -37,12 +37,12 @@ def sfl(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulatio
       A `Simulation` with K = N, or the K of cohorts.
 
     Raises:
-      UserError: a value out of range, no update within the horizon.
+      UserError: no update within the horizon.
 
     Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", 2017.
     """
-    return _tier_rounds(*cohort.in_ticks(fleet, horizon, iterations), iterations)
+    return _tier_rounds(*cohort.in_ticks(fleet, horizon), iterations)
 
 
 def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
@@ -57,7 +57,7 @@ def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulat
     Source: Z. Li et al., "ESync: Accelerating Intra-Domain Federated Learning in
     Heterogeneous Data Centers", 2020.
     """
-    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon)
     counts = functools.partial(_while_the_slowest, cohorts.fleet, iterations)
     return _tier_rounds(cohorts, end, iterations, counts)
 
@@ -100,7 +100,7 @@ def fedat(
     Source: Z. Chai et al., "FedAT: A High-Performance and Communication-Efficient
     Federated Learning System with Asynchronous Tiers", SC 2021.
     """
-    cohorts, end = cohort.in_ticks(fleet, horizon, iterations)
+    cohorts, end = cohort.in_ticks(fleet, horizon)
     if cohorts.crowd is not None:
         total = crowd.task_seconds(cohorts.crowd, iterations)
         order = np.argsort(total, kind="stable").astype(np.int32)
@@ -164,8 +164,7 @@ def _tier_rounds(
         trace.add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
     begun += [task for *_, tasks in ends for task in tasks]
-    width, fleet = cohorts.size, cohorts.everyone
-    return make_simulation(updates, begun, width, fleet, horizon, iterations)
+    return make_simulation(updates, begun, cohorts.size, horizon)
 
 
 def _ending(tasks: Sequence[Task], quota: int) -> tuple[list[Task], Ticks]:
@@ -197,17 +196,18 @@ def fedcs(
       A `Simulation`; K is the most clients that delivered in a round.
 
     Raises:
-      UserError: a value out of range, a deadline that no client is expected to
-        meet, no update within the horizon.
+      UserError: no update within the horizon.
 
     Source: T. Nishio and R. Yonetani, "Client Selection for Federated Learning with
     Heterogeneous Resources in Mobile Edge", ICC 2019, Algorithm 3, with a download
     time of each client's own instead of a multicast to all.
     """
-    check("timeline.deadline", deadline)
-    cohorts, until = cohort.in_ticks(fleet, horizon, iterations)
+    cohorts, until = cohort.in_ticks(fleet, horizon)
     clients, longest, J = cohorts.fleet, ticks.of(deadline), cohorts.fleet.draws
-    silent = clients._replace(of=lambda i: _silent(clients.of(i)))
+    # As if uploads took no time: they wait for the channel.
+    silent = clients._replace(
+        of=lambda i: clients.of(i)._replace(upload=np.zeros(J, int))
+    )
     # J times when a client is expected to be ready, and to upload.
     ready, upload = dict[int, int](), dict[int, int]()
     updates, begun = list[Update](), list[Task]()
@@ -220,14 +220,14 @@ def fedcs(
             d, step, upload[i] = expected(clients, i)
             ready[i] = d + iterations * step
         able = [i for i in dict.fromkeys(ids) if ready[i] + upload[i] <= longest * J]
-        if cohorts.everyone:
-            now = _first_able(clients, able, ready, upload, now, deadline)
+        if cohorts.crowd is None:
+            now = min((finish(clients, i, now, 0) for i in able), default=math.inf)
         if now > until:
             break
         online = [i for i in able if finish(clients, i, now, 0) == now]
         new = {"version": len(updates), "now": now, "iterations": iterations}
         tasks = [
-            begin(silent, i, next(numbers[i]) if cohorts.everyone else number, **new)
+            begin(silent, i, number if cohorts.crowd else next(numbers[i]), **new)
             for i in _greedy(online, ready, upload, longest * J)
         ]
         late = now + longest
@@ -236,30 +236,7 @@ def fedcs(
             break
         begun += tasks
         trace.add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
-    return make_simulation(updates, begun, 0, cohorts.everyone, until, iterations)
-
-
-def _silent(client: ClientTimes) -> ClientTimes:
-    """As if uploads took no time: they wait for the channel."""
-    return client._replace(upload=np.zeros_like(client.upload))
-
-
-def _first_able(
-    fleet: ExactFleet,
-    able: list[int],
-    ready: dict[int, int],
-    upload: dict[int, int],
-    now: Ticks,
-    deadline: float,
-) -> Ticks:
-    """When the next client is online that should meet the deadline, if any can."""
-    if not able:
-        fastest = ticks.seconds(min(ready[i] + upload[i] for i in ready)) / fleet.draws
-        raise UserError(
-            f"--config.timeline.deadline={deadline:g}: no client is expected to meet "
-            f"it; the fastest takes {fastest:g} s; choose a longer one"
-        )
-    return min(finish(fleet, i, now, 0) for i in able)
+    return make_simulation(updates, begun, 0, until)
 
 
 def _upload_in_turn(

@@ -15,7 +15,9 @@ class ScheduleConfig:
     data_size: int = setting(
         44, "samples per client, the mean if sizes are drawn", low=1, high=10**9
     )
-    tau: tuple[int, ...] = setting((), "explicit: τ per client or per equal group")
+    tau: tuple[int, ...] = setting(
+        (), "explicit: τ per client or per equal group", low=0
+    )
     tau_groups: str = setting("", 'distribution: "normal(2,0.4); uniform(1,5)"')
     size_groups: str = setting(
         "", 'distributions of sizes; "": those of the kind; on a timeline data_size'
@@ -40,7 +42,7 @@ class ScheduleConfig:
     free_riders: int = setting(0, "clients that report work they did not do", low=0)
     free_riding: str = setting(
         "claim",
-        "what free riders do, see timeline/free_riders.py",
+        "what free riders do, see schedule.make_free_riders",
         ("claim", "echo", "visit"),
         used_by=("free_riders", ()),
     )
@@ -98,9 +100,6 @@ class FleetConfig:
     speeds: str = setting("", "CSV file, client,seconds[,download,upload], not drawn")
     availability: str = setting(
         "", "CSV file, client,start,end in seconds; others are always online"
-    )
-    copula: str = setting(
-        "", 'correlations, "seconds rarity 0.8"; of seconds, size, rarity, online'
     )
 
 

@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax.timeline import ticks
-from tsfl_jax.timeline.fleet import ExactFleet, Fleet, exact, finish, work_of
+from tsfl_jax.timeline.fleet import ExactFleet, finish, work_of
 from tsfl_jax.timeline.ticks import Ticks
-from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import UserError
 
 
@@ -110,12 +109,7 @@ def begin(
 
 
 def make_simulation(
-    updates: Sequence[Update],
-    begun: Sequence[Task],
-    width: int,
-    fleet: ExactFleet | None,
-    horizon: Ticks,
-    iterations: int,
+    updates: Sequence[Update], begun: Sequence[Task], width: int, horizon: Ticks
 ) -> Simulation:
     """Make the trace of the updates, and the fate of every task, in seconds.
 
@@ -123,27 +117,18 @@ def make_simulation(
       updates: R of them, in time, with the tasks that count.
       begun: all tasks, also those that count, in any order.
       width: K; 0: the most deliveries of an update.
-      fleet, horizon, iterations: the error message says how long first tasks of H
-        iterations take; of cohorts there is no fleet, and it says when tasks end.
-
-    Returns:
-      A `Simulation`.
+      horizon: for the error message.
 
     Raises:
       UserError: no updates.
     """
     if not updates:
-        new = {"version": 0, "now": 0, "iterations": iterations}
-        tasks = begun
-        if fleet is not None:
-            tasks = [begin(fleet, i, 0, **new) for i in range(fleet.clients)]
-        ends = [ticks.seconds(task.arrival) for task in tasks] or [math.inf]
+        first = ticks.seconds(min((task.arrival for task in begun), default=math.inf))
         raise UserError(
             f"--config.num_intervals times --config.schedule.interval_seconds is "
             f"{ticks.seconds(horizon):g} s: no global update happens in that time; the "
-            f"clients' first tasks end from {min(ends):g} s to {max(ends):g} s; choose "
-            "more or longer intervals, and less --config.schedule.dropout if "
-            "deliveries are lost"
+            f"first task ends at {first:g} s; choose more or longer intervals, and "
+            "less --config.schedule.dropout if deliveries are lost"
         )
     width = width or max(len(update.tasks) for update in updates)
     times = [update.time for update in updates]
@@ -201,20 +186,3 @@ def add_round(
     arrived = sorted((t for t in ended if not t.lost), key=lambda task: task.client)
     if arrived:
         updates.append(Update(now, arrived, group))
-
-
-def in_ticks(fleet: Fleet, horizon: float, iterations: int) -> tuple[ExactFleet, Ticks]:
-    """The fleet and the horizon in ticks; raises as `end_of`."""
-    check("num_clients", len(fleet.iteration))
-    return exact(fleet), end_of(horizon, iterations)
-
-
-def end_of(horizon: float, iterations: int) -> Ticks:
-    """The horizon in ticks, for a framework with tasks of H iterations.
-
-    Raises:
-      UserError: what no such framework accepts.
-    """
-    check("schedule.interval_seconds", horizon)
-    check("timeline.local_iterations", iterations)
-    return ticks.of(horizon)

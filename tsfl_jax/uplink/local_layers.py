@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
@@ -89,31 +89,28 @@ def init(params: Params, settings: LocalLayers) -> Leaves:
 def start(
     variables: Params, layers: Leaves, interval: Int[Array, ""], settings: Any
 ) -> Params:
-    """What a client starts from, with its own layers in place of the global ones."""
-    del interval, settings
+    """What a client starts from, with its own layers but after their upload."""
+    if period := settings.local_period:
+        is_new, new = is_downloaded(interval, period), _layers(variables, settings)
+        layers = {p: jnp.where(is_new, new[p], leaf) for p, leaf in layers.items()}
     return _replaced(variables, layers)
 
 
 def send(
     update: Params, layers: Leaves, info: LinkInfo, settings: Any
 ) -> tuple[Params, Leaves]:
-    """The update without the client's layers, which it keeps as trained."""
+    """The update, with the client's layers in every P-th interval; it keeps them.
+
+    Neither a sum nor a mean changes where a layer is not sent.
+    """
     del layers
-    return _withheld(update, info, settings, jnp.bool_(False))
-
-
-def _withheld(
-    update: Params, info: LinkInfo, settings: Any, is_sent: Bool[Array, ""]
-) -> tuple[Params, Leaves]:
-    """Neither a sum nor a mean changes where a layer is not sent."""
-    kept = _layers({**info.version, "params": _zeros(update["params"])}, settings)
+    period = settings.local_period
+    is_sent = is_uploaded(info.interval, period) if period else jnp.bool_(False)
+    zeros = jax.tree.map(jnp.zeros_like, update["params"])
+    kept = _layers({**info.version, "params": zeros}, settings)
     sent = _layers(update, settings)
     sent = {path: jnp.where(is_sent, sent[path], leaf) for path, leaf in kept.items()}
     return _replaced(update, sent), _layers(info.model, settings)
-
-
-def _zeros(tree: Params) -> Params:
-    return jax.tree.map(jnp.zeros_like, tree)
 
 
 def is_downloaded(interval: Any, period: int) -> Any:
@@ -124,25 +121,6 @@ def is_downloaded(interval: Any, period: int) -> Any:
 def is_uploaded(interval: Any, period: int) -> Any:
     """Whether the layers are uploaded in an interval: every P-th."""
     return (interval + 1) % period == 0
-
-
-def periodic_start(
-    variables: Params, layers: Leaves, interval: Int[Array, ""], settings: Any
-) -> Params:
-    """What a client starts from, with the global layers after their upload."""
-    is_new = is_downloaded(interval, settings.local_period)
-    new = _layers(variables, settings)
-    layers = {p: jnp.where(is_new, new[p], leaf) for p, leaf in layers.items()}
-    return _replaced(variables, layers)
-
-
-def periodic_send(
-    update: Params, layers: Leaves, info: LinkInfo, settings: Any
-) -> tuple[Params, Leaves]:
-    """The update, with the client's layers in every P-th interval."""
-    del layers
-    is_sent = is_uploaded(info.interval, settings.local_period)
-    return _withheld(update, info, settings, is_sent)
 
 
 def bits(traffic: Traffic, params: Params, settings: LocalLayers) -> Traffic:
@@ -172,8 +150,6 @@ LOCAL = Uplink(
     is_personal=True,
 )
 PERIODIC = LOCAL._replace(
-    start=periodic_start,
-    send=periodic_send,
     applies=lambda settings: bool(settings.local) and settings.local_period > 0,
     is_personal=False,
 )

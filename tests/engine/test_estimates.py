@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from tests import problems
-from tests.data.test_quadratic import settings
-from tests.reference import at_quadratic
-from tsfl_jax.engine import client, estimates, optimizers
+from tsfl_jax.engine import estimates, optimizers
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models import networks
-from tsfl_jax.prepare.network import exact_of
-from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.rules import AGGREGATORS
 
 DATA = problems.dataset()
@@ -229,57 +225,3 @@ def test_whole_data_in_a_batch_give_exact_values():
     np.testing.assert_allclose(got.variance[there], 0, atol=1e-9)
     np.testing.assert_allclose(got.dissimilarity[there], dissimilarity[there], 1e-3)
     np.testing.assert_allclose(got.square, square, 1e-4)
-
-
-def test_estimates_of_clients_whose_constants_are_known():
-    """L, G², σ_i² and, with one curvature, Γ_i and ‖w⁰ − w*‖² of quadratic clients."""
-    config = settings(schedule__tau=(1,), schedule__kind="explicit")
-    config.quadratic.convexity = 2.0
-    config.quadratic.grad_variance = "constant(0.5); constant(2)"
-    config.quadratic.dissimilarity = "constant(0.3); constant(0.3)"
-    prepared = prepare(config)
-    known = exact_of(prepared)
-    samples, rows = prepared.dataset.x_train, prepared.partition.indices
-    N = config.num_clients
-    clients = problems.members(
-        jnp.arange(N), jnp.ones(N, int), jnp.full(N, 12), jnp.asarray(rows)
-    )
-    stored = client.Samples(
-        jnp.asarray(samples), jnp.zeros(len(samples), int), jnp.zeros(()), jnp.ones(())
-    )
-    start = prepared.network.model.init(jax.random.key(0), stored.x[:1])
-    hparams, B = prepared.hparams, config.batch_size
-
-    def draw(key):
-        given = parts(prepared.network.model, B), start, key, clients, stored
-        return (
-            estimates.client_gradients(*given),
-            estimates.estimate_constants(*given, hparams),
-        )
-
-    draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), DRAWS))
-    found, constants = jax.tree.map(np.asarray, draws)
-    own, _, square = at_quadratic(known, np.zeros(5))
-    apart = ((known.curvature * (known.optima - known.optimum)) ** 2).sum(1)
-    for values, truth in (
-        (found.variance, known.grad_variance),
-        (found.dissimilarity, apart),
-        (found.square, square),
-    ):
-        error = values.std(0) / np.sqrt(DRAWS)
-        assert (abs(values.mean(0) - truth) < 4.5 * error).all()
-        assert np.median(error) < 0.1 * np.median(truth)
-    L = known.smoothness
-    assert (constants.smoothness <= L * (1 + 1e-3)).all()
-    # One curvature: Γ_i and the distance themselves.
-    np.testing.assert_allclose(apart / L**2, known.dissimilarity)
-    assert square / L**2 == pytest.approx(known.distance)
-    np.testing.assert_allclose(constants.smoothness, L, rtol=1e-3)
-    # `estimate` draws its batches with replacement: their variance is larger.
-    larger = (12 - 1) / (12 - B)
-    norms = own + (larger - 1) * known.grad_variance
-    error = constants.grad_sq_norm.std() / np.sqrt(DRAWS)
-    assert abs(constants.grad_sq_norm.mean() - norms.mean()) < 4.5 * error
-    error = constants.grad_variance.std() / np.sqrt(DRAWS)
-    truth = larger * known.grad_variance.mean()
-    assert abs(constants.grad_variance.mean() - truth) < 4.5 * error

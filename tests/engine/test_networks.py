@@ -9,11 +9,10 @@ import pytest
 from scipy import ndimage
 from sklearn import datasets
 
-from tests import problems, reference, reference_networks
+from tests import reference_networks
 from tsfl_jax.engine import client
 from tsfl_jax.models import convolution, networks
 from tsfl_jax.models.networks import ModelConfig
-from tsfl_jax.types import Dataset
 
 NETWORKS = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
 SLOW = ("fashion_cnn", "vgg11", "resnet18")
@@ -151,49 +150,3 @@ def worst_error(name, form, steps, batch):
     assert got.keys() == want.keys()
     assert all(np.abs(exact).max() > 0 for exact in want.values())
     return largest_difference(got, want)
-
-
-@pytest.mark.parametrize(
-    "name", ["mnist_cnn", pytest.param("fashion_cnn", marks=pytest.mark.slow)]
-)
-def test_an_interval_on_digits_equals_float64(name):
-    # Two clients with two and one passes over 16 and 8 samples in batches of 8.
-    x, y = images()
-    zero, one = np.float32(0), np.float32(1)
-    data = Dataset("digits", x[:64], y[:64], x[64:96], y[64:96], 10, zero, one)
-    prob = problems.problem(data, 2, 16)
-    tau, size = np.array([2, 1]), np.array([16, 8])
-    hp = problems.hparams(lr=0.01, momentum=0.9)
-    start, state, history = problems.run(
-        "fedavg",
-        data,
-        prob,
-        problems.inputs(tau, size),
-        batch_size=8,
-        hp=hp,
-        model=network(name, "fast"),
-    )
-    w = reference_networks.flattened(start.params["params"])
-
-    want, _, _, loss = reference.interval(
-        w,
-        data.x_train.astype(np.float64),
-        data.y_train,
-        np.asarray(prob.rows),
-        [0, 1],
-        tau,
-        size,
-        jax.random.fold_in(jax.random.key(0), 1),
-        0,
-        problems.numbers_of(hp),
-        "fedavg",
-        8,
-        "pass",
-        gradient=functools.partial(reference_networks.loss_and_gradient, name),
-    )
-    np.testing.assert_allclose(history.train_loss[0], loss, rtol=1e-4)
-    got = reference_networks.flattened(state.params["params"])
-    moves = {path: exact - w[path] for path, exact in want.items()}
-    assert all(np.abs(move).max() > 0 for move in moves.values())
-    error = largest_difference({p: got[p] - w[p] for p in w}, moves)
-    assert error < 1e-3

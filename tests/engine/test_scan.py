@@ -239,7 +239,10 @@ def test_the_weight_of_a_lost_client_goes_to_the_others(
         return mappings.Trained(model, result)
 
     spec = ProgramSpec(batch_size=4, passes=1, mapping=mapping, block=block)
-    weighted, _ = mappings.weighted_updates(train, on_device, start, spec)
+    run = jax.jit(
+        lambda start: mappings.weighted_updates(train, on_device, start, spec)
+    )
+    weighted, _ = run(start)
     assert weighted.moved["w"].tolist() == moved
 
 

@@ -146,26 +146,6 @@ def test_fast_convolution_in_bfloat16_rounds_no_more_than_lax():
         assert jnp.linalg.norm((a - b).ravel()) < most * once
 
 
-def test_every_client_may_have_its_own_kernel():
-    draws = np.random.default_rng(0)
-
-    def gradients(conv, inputs):
-        def loss(x, w):
-            return jnp.sum(jnp.sin(conv(x, w)))
-
-        gradient = jax.vmap(jax.grad(loss, argnums=(0, 1)))
-        return [gradient(x, w) for x, w in inputs]
-
-    with jax.enable_x64():
-        w = jnp.asarray(draws.normal(size=(3, 3, 3, 8, 4)))
-        sizes = 2, 7  # taps, minimal filtering
-        inputs = [(jnp.asarray(draws.normal(size=(3, 8, n, n, 2))), w) for n in sizes]
-        gradients = jax.jit(gradients, static_argnums=0)
-        ours = gradients(convolution.conv_fast, inputs)
-        theirs = gradients(convolution.conv_lax, inputs)
-    close(ours, theirs)
-
-
 def test_mnist_cnn_with_dropout():
     model = networks.from_flax(networks.MnistDropoutCNN())
     x = jax.random.normal(jax.random.key(0), (64, 28, 28, 1))

@@ -20,8 +20,7 @@ class Recurrent(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Embed(20, 8, param_dtype=self.dtype)(x)
-        for _ in range(2):
-            x = nn.RNN(self.cell(6, param_dtype=self.dtype), **dict(self.options))(x)
+        x = nn.RNN(self.cell(6, param_dtype=self.dtype), **dict(self.options))(x)
         return nn.Dense(5, param_dtype=self.dtype)(x[:, -1])
 
 

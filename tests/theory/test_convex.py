@@ -85,15 +85,6 @@ def test_the_constant_is_the_smallest_possible(step):
     assert w**2 > limit - 1e-5 * drift  # so a constant 0.001 % smaller fails
 
 
-def test_without_the_iterations_it_would_be_wrong():
-    """F_i = (w ∓ 1)²/2, τ = (100, 1) from w* = 0: ηL/(2 − ηL) Σρ_iΓ_i is passed."""
-    rho, tau, lr = np.full((1, 2), 0.5), np.array([[100, 1]]), 0.01
-    w = averaged([lambda w: w - 1, lambda w: w + 1], rho, tau, 0.0, lr)
-    assert w**2 == pytest.approx(((1 - 0.99**100) - 0.01) ** 2 / 4)
-    known = known_constants(lr, 1.0, 0.0, [1.0, 1.0])
-    assert lr / (2 - lr) < w**2 < convex_bound(rho, tau, known)
-
-
 def test_there_is_no_bound_for_steps_of_two_over_l_or_more():
     """With Γ = 0 every bound of this form is the initial distance; steps overshoot."""
     for step, inside in ((1.99, True), (2.0, False), (2.1, False)):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tsfl_jax.theory import bounds, fixed_point, minimum
+from tsfl_jax.theory import bounds, minimum
 from tsfl_jax.theory.bounds import BoundConstants
 
 TAU = np.array([0.0, 1.0, 2.0, 4.0, 4.0])
@@ -30,15 +30,6 @@ def of_theorem_1(rho, tau, **constants):
     return found[:6], valid, bounds.printed_derivative(rho, tau, known)
 
 
-def of_theorem_2(tau, **constants):
-    found = fixed_point.theorem2_weights(tau, BoundConstants(**constants))
-    return found.rho, found.residual, jnp.where(found.converged, 1.0, jnp.nan)
-
-
-def of_theorem_4(**scalars):
-    return bounds.theorem4_bound(**scalars)[:2]
-
-
 def of_the_minimum(tau, limit, present, **constants):
     known = BoundConstants(**constants)
     found = minimum.bound_optimal_weights(tau, known, present, limit)
@@ -48,19 +39,10 @@ def of_the_minimum(tau, limit, present, **constants):
 
 
 NEGATIVE = {"tau": [np.array([0, -1, 2, 4, 4])]}
-NAMES = ("num_intervals", "gap", "lr", "smoothness", "epsilon", "dissimilarity_sq")
 CASES = {
     of_theorem_1: (
         {"rho": RHO, "tau": TAU} | BOUND._asdict(),
         OUTSIDE | NEGATIVE | {"rho": [RHO * [1, np.nan, 1, 1, 1]]},
-    ),
-    of_theorem_2: (
-        {"tau": TAU} | BOUND._asdict(),
-        NEGATIVE | {"distance": [-0.1]},
-    ),
-    of_theorem_4: (
-        dict(zip(NAMES, (5.0, 6.0, 0.1, 2.0, 0.5, 3.0), strict=True)),
-        {name: [-1.0, np.inf] for name in NAMES},
     ),
     of_the_minimum: (
         {"tau": TAU, "limit": 2.5, "present": np.sign(TAU)} | BOUND._asdict(),

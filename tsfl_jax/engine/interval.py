@@ -15,7 +15,7 @@ how clients are grouped in blocks or ordered, nor on where a run was resumed.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,10 @@ from jaxtyping import Int
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import client_states, evaluation, from_updates, mapping, optimizers
+from tsfl_jax.engine import evaluation, from_updates, mapping, optimizers
 from tsfl_jax.engine.estimates import estimate
 from tsfl_jax.engine.mapping import Tally, count
+from tsfl_jax.engine.program_spec import ProgramSpec
 from tsfl_jax.engine.structures import History, Inputs, Interval, Problem, State
 from tsfl_jax.models.losses import weight_entropy
 from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
@@ -62,9 +63,7 @@ def run_interval(interval: Interval) -> tuple[State, History]:
     arrived = train_and_combine(interval, train, on_device, clients, weights, received)
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
     new = advance(interval, arrived, tally)
-    states = client_states.kept(
-        parts.spec, state.uplinks, arrived.results, on_device, clients
-    )
+    states = kept_states(parts.spec, state.uplinks, arrived.results, on_device, clients)
     new = new._replace(uplinks=states)
     return new, record(new, evaluate_if_due(interval, new), tally, arrived, estimates)
 
@@ -205,7 +204,7 @@ def train_and_combine(
     """
     spec, state = interval.parts.spec, interval.state
     if interval.parts.rule.stacks or spec.regret or spec.waves > 1:
-        updates, results = client_states.stacked_updates(
+        updates, results = stacked_updates(
             train, state.uplinks, on_device, clients, spec
         )
         stack = mapping.gathered(updates, results, on_device, received, spec.axis)
@@ -226,6 +225,56 @@ def train_and_combine(
         state.uplinks,
     )
     return Arrived(Mixed(*weighted, weights, received, state.server), results)
+
+
+def kept_states(
+    spec: ProgramSpec,
+    states: Any,
+    results: local.LocalResult,
+    on_device: mapping.DeviceClients,
+    clients: local.Client,
+) -> Any:
+    """All clients' states ``[U, ...]``: the new ones where a model is finite.
+
+    Of several deliveries of one of the K clients the last.
+    """
+    if not jax.tree.leaves(states):
+        return states
+    slots, count = clients.tau.shape[0], jax.tree.leaves(states)[0].shape[0]
+    entries = results.uplinks, results.finite.astype(jnp.int32)
+    new_states, finite = mapping.of_all(entries, on_device, slots, spec.axis)
+    worked = (clients.tau > 0) & (finite > 0)
+    return trees.put(states, trees.last_of(clients.place, worked, count), new_states)
+
+
+def stacked_updates(
+    train: Callable[..., mapping.Trained],
+    states: Any,
+    on_device: mapping.DeviceClients,
+    clients: local.Client,
+    spec: ProgramSpec,
+) -> tuple[Params, local.LocalResult]:
+    """`mapping.stacked_updates`, in wave j of the j-th tasks of clients in an update.
+
+    So each starts from the state that its client's last task left.
+    """
+    if spec.waves == 1:
+        with_states = functools.partial(train, states)
+        return mapping.stacked_updates(with_states, on_device, spec)
+    earlier = (clients.task[None] < clients.task[:, None]) & (clients.tau > 0)[None]
+    turn = (earlier & (clients.place[None] == clients.place[:, None])).sum(axis=1)
+    members, stacked = on_device.clients, cast(Any, None)
+    for wave in range(spec.waves):
+        in_wave = turn[on_device.place] == wave  # whatever it is of an empty entry
+        workers = members._replace(tau=jnp.where(in_wave, members.tau, 0))
+        workers = on_device._replace(clients=workers)
+        with_states = functools.partial(train, states)
+        trained = mapping.stacked_updates(with_states, workers, spec)
+        of_wave = clients._replace(tau=jnp.where(turn == wave, clients.tau, 0))
+        states = kept_states(spec, states, trained[1], on_device, of_wave)
+        entry: Array = jnp.where(in_wave, jnp.arange(len(in_wave)), len(in_wave))
+        stacked = trees.put(stacked or trained, entry, trained)
+    return stacked
 
 
 def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mixed:

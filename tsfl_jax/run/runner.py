@@ -128,13 +128,13 @@ def run(
         folder = path if devices.first() else None  # of several processes one writes
         # Before the folder, which is not made if a writer is refused.
         chosen = writers if devices.first() else ()
-        opened = [reporting.writer_of(writer, path) for writer in chosen]
+        opened = reporting.Open([reporting.writer_of(w, path) for w in chosen])
         progress = _begin(exp, folder, stream, locks)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
-        started = reporting.start(opened, settings, int(progress.finished))
-        progress, compile_seconds = _train(exp, folder, progress, stream, stop, started)
+        opened.start(settings, int(progress.finished))
+        progress, compile_seconds = _train(exp, folder, progress, stream, stop, opened)
         result = _finish(exp, folder, progress, compile_seconds)
-        started.end(report.plain(result.summary), folder)
+        opened.end(report.plain(result.summary), folder)
     return result
 
 

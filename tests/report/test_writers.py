@@ -181,7 +181,9 @@ def test_a_target_ends_the_run_with_that_interval_also_when_resumed(followed, tm
 
 
 def started(name, folder, finished=0):
-    return writers.start([writers.writer_of(name, folder)], {}, finished)
+    opened = writers.Open([writers.writer_of(name, folder)])
+    opened.start({}, finished)
+    return opened
 
 
 def test_writers_without_a_place_to_write_end_with_one_line(tmp_path, monkeypatch):

@@ -110,14 +110,14 @@ def test_splits_of_some_clients_are_rows_of_the_whole():
     )
     data, held = prepare.load_dataset(config), np.arange(12, 21, dtype=np.int32)
     fixed = splits.FixedSamples
-    split = functools.partial(splits.draw_split, config, data)
+    split = functools.partial(splits.draw_split, config.partition, data)
     drawn = np.array([2, 5, 8])
-    every, some = (split(fixed(), held, among) for among in (None, drawn))
+    every, some = (split(fixed(), held, 0, among) for among in (None, drawn))
     width = held[drawn].max()
     np.testing.assert_array_equal(some.indices, every.indices[drawn, :width])
     np.testing.assert_array_equal(some.capacity, held[drawn])
     lists = [np.arange(10 * i, 10 * i + i + 1) for i in range(9)]
-    own = split(fixed(lists=lists), held, drawn)
+    own = split(fixed(lists=lists), held, 0, drawn)
     assert own.capacity.tolist() == [3, 6, 9]
     for row, i in zip(own.indices, drawn, strict=True):
         np.testing.assert_array_equal(row[: i + 1], lists[i])

@@ -25,7 +25,6 @@ from tsfl_jax.types import UserError
 
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 _POINTS = 200  # of a line
-_TITLE = ("data", "model", "algorithm")
 _PROVENANCE = "fingerprints versions processor device backend num_devices mapping"
 _FIGURES = (  # columns of the curves, and names of the axes
     ("interval", "test_accuracy", bands.INTERVAL, bands.ACCURACY),
@@ -165,13 +164,9 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
       UserError: a folder that holds nothing that has finished.
     """
     sources, runs = read_groups(paths)
-    facts = pd.DataFrame([run.facts for run in runs])
     images = [image for source in sources for image in source.images]
     values: dict[str, Any] = {
         "title": ", ".join(source.folder.resolve().name for source in sources),
-        "subtitle": "; ".join(
-            _distinct(pd.Series(facts[n])) for n in _TITLE if n in facts
-        ),
         "sources": sources,
         "notes": _notes_of(runs),
         "images": [(str(p), b64encode(data).decode()) for p, data in images],

@@ -19,17 +19,14 @@ OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over th
 
 def confidence_interval(
     values: np.ndarray | Sequence[float | np.floating],
-    level: float = 0.95,
-    *,
     omit: bool = False,
 ) -> tuple[Any, Any]:
-    """Mean over the first axis, and half the width of its confidence interval.
+    """Mean over the first axis, and half the width of its 95 % confidence interval.
 
-    x̄ and t((1 + level) / 2; n − 1) s / √n.
+    x̄ and t(0.975; n − 1) s / √n.
 
     Args:
       values: ``[n, …]``, n independent measurements.
-      level: of confidence, in (0, 1).
       omit: leave out values that are not finite; otherwise they make the mean NaN.
 
     Returns:
@@ -45,7 +42,7 @@ def confidence_interval(
         mean = np.where(counted, values, 0.0).sum(axis=0) / count
         square = np.where(counted, (values - mean[None]) ** 2, 0.0).sum(axis=0)
         error = np.sqrt(square / (count - 1) / count)
-    return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
+    return mean, stats.t.ppf(0.975, count - 1) * error
 
 
 def has_diverged(row: Mapping[str, Any]) -> bool:

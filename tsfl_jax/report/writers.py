@@ -11,7 +11,7 @@ import importlib
 import os
 import pathlib
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tsfl_jax.report import files, runs
@@ -176,9 +176,14 @@ Choice = str | Writer | Callable[[Record], bool | None]  # what `simulate` takes
 
 
 class Open(NamedTuple):
-    """The started writers of a run."""
+    """The writers of a run."""
 
-    writers: tuple[Writer, ...]
+    writers: Sequence[Writer]
+
+    def start(self, settings: dict[str, Any], finished: int) -> None:
+        """Hand over settings by flat name, and how many intervals have finished."""
+        for writer in self.writers:
+            writer.start(settings, finished)
 
     def report(self, records: Iterable[Record]) -> bool:
         """Hand over records in their order; whether a writer ends the run."""
@@ -191,20 +196,6 @@ class Open(NamedTuple):
         figures = [folder / name for name in runs.FIGURES] if folder else []
         for writer in self.writers:
             writer.end(summary, figures)
-
-
-def start(writers: Iterable[Writer], settings: dict[str, Any], finished: int) -> Open:
-    """Start the writers of a run.
-
-    Args:
-      writers: from `writer_of`.
-      settings: by flat name.
-      finished: intervals that an earlier process has finished.
-    """
-    opened = Open(tuple(writers))
-    for writer in opened.writers:
-        writer.start(settings, finished)
-    return opened
 
 
 def check(choices: Iterable[Choice]) -> None:

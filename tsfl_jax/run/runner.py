@@ -133,14 +133,15 @@ def run(
         folder = None if workdir is None else report.folder_of(workdir)
         # Before the folder, which is not made if a writer is refused.
         opened = [reporting.writer_of(writer, folder) for writer in writers]
+        opened = reporting.Open(opened)
         progress = calls.at_start(exp.program, exp.arrays)
         if folder:
             progress = _opened(exp, folder, progress, stream, locks)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
-        started = reporting.start(opened, settings, int(progress.finished))
-        progress, compile_seconds = _train(exp, folder, progress, stream, stop, started)
+        opened.start(settings, int(progress.finished))
+        progress, compile_seconds = _train(exp, folder, progress, stream, stop, opened)
         result = _finish(exp, folder, progress, compile_seconds)
-        started.end(report.plain(result.summary), folder)
+        opened.end(report.plain(result.summary), folder)
     return result
 
 

@@ -112,7 +112,7 @@ def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
         assert 0 < len(known.help) < 80 and "\n" not in known.help, name
         assert isinstance(config.get(config.Config(), name), kind)
         components.check(config.SETTINGS, name, config.get(config.Config(), name))
-        numeric = kind in (int, float)
+        numeric = kind in (int, float, tuple)
         assert numeric or known[2:6] == 2 * (-math.inf, math.inf), name
         assert kind is str or not known.choices, name
 

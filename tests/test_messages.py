@@ -16,6 +16,6 @@ def test_every_setting_that_a_message_names_exists():
         for path in FILES
         for name in re.findall(r"--config\.(\w[\w.]*)", path.read_text("utf-8"))
     }
-    assert {"schedule.tau", "timeline.framework", "num_clients"} <= {*named}
+    assert {"timeline.framework", "num_clients"} <= {*named}
     known = {*SETTINGS, *(name.partition(".")[0] for name in SETTINGS), "NAME"}
     assert not {n: path for n, path in named.items() if n.strip(".") not in known}

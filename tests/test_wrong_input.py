@@ -104,7 +104,7 @@ SETTINGS = [
     ("num_clients", 1000, "training samples", {}),
     ("measure_clients", True, "in step", TIMED),
     ("data.dir", "/nowhere", "no mnist", MNIST),
-    ("data.file", "gone.npz", "no such file", {"data.name": "npz"}),
+    ("data.file", "gone.npz", "No such file", {"data.name": "npz"}),
     ("data.shape", (100_000, 100_000, 3), "memory", SYNTHETIC),
     ("model.norm", "batch", "would be ignored", {}),
     ("schedule.tau_groups", "gaus(2,1)", "expected normal(mean,std)", DRAWN),
@@ -161,7 +161,7 @@ CALLS = [
     (swept({"seed": 5}), "sweep seed: expected a list of values, got 5"),
     (swept({"seed": range(1000)}, LARGE), "schedules and splits of 1,000 runs"),
     (swept({"lr": [0.1, -1.0]}), "run lr=-1.0"),
-    (lambda: tsfl_jax.make_dataset(X, Y[:, None], X, Y), "y_train[:, 0] of one column"),
+    (lambda: tsfl_jax.make_dataset(X, Y[:, None], X, Y), "one class number per sample"),
     (weighted(tau=None), "tau has shape []: expected [N]"),
 ]
 

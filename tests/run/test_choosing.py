@@ -132,7 +132,7 @@ def test_side_by_side_within_rounding(changes):
 
 
 def test_files_have_those_that_were_chosen(tmp_path):
-    config = config_of(LATE, evaluation__clients="labels", evaluation__over="cohort")
+    config = config_of(LATE, evaluation__clients="labels")
     found = tsfl_jax.simulate(config, workdir=tmp_path)
     times = workload.draw_workload(config).schedule
     arrays = files.read_arrays(tmp_path / "clients.npz")
@@ -148,7 +148,6 @@ def test_files_have_those_that_were_chosen(tmp_path):
     deliveries = (arrays["tau"] > 0).sum()
     summary = found.summary
     assert summary["bytes_moved"] == deliveries * summary["bytes_per_delivery"]
-    # Scores of a cohort are of those chosen.
     scores = found.history["client_accuracy_mean"]
     assert np.isfinite(scores).all()
     assert found.to_xarray()["rho"].dims == ("interval", "slot")

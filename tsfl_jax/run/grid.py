@@ -194,7 +194,8 @@ def points(
         product = itertools.product(*axes.values())
         listed = [dict(zip(axes, point, strict=True)) for point in product if axes]
     else:
-        listed: list[Any] = [*swept] if isinstance(swept, Iterable) else [swept]
+        is_list = isinstance(swept, Iterable) and not isinstance(swept, str)
+        listed: list[Any] = [*swept] if is_list else [swept]
         for point in listed:
             if not isinstance(point, Mapping):
                 raise UserError(f"sweep: expected settings as a dict, got {point!r}")

@@ -53,7 +53,7 @@ def _report(texts: list[str]) -> None:
 
 def _dispatch(name: str, texts: list[str]) -> None:
     """Run the named command; without one, list them."""
-    others = {"configs": list_configs, "settings": list_settings, "report": _report}
+    commands = {"configs": list_configs, "settings": list_settings, "report": _report}
     train = ("run", "sweep", "explain")
     if name in ("", "-h", "--help", "help"):
         return print(_HELP, end="")
@@ -63,10 +63,10 @@ def _dispatch(name: str, texts: list[str]) -> None:
         from tsfl_jax import cli  # slow: not for the other commands
 
         main = functools.partial(cli.main, f"tsfl {name}")
-    elif name in others:
-        main = others[name]
+    elif name in commands:
+        main = commands[name]
     else:
-        names = [*train, *others]
+        names = [*train, *commands]
         hint = f"{nearest(name, names)} (one of: {', '.join(names)})"
         print(f"tsfl: {name}: unknown command{hint}", file=sys.stderr)
         sys.exit(2)

@@ -11,7 +11,7 @@ from studies import heterogeneity, riders, sensitivity, study
 from tsfl_jax.config import Config
 
 SMALL = ["data.name=digits", "model.name=mlp", "num_clients=4", "batch_size=8"]
-SMALL += ["schedule.data_size=32", "lr=0.03", "devices=1"]
+SMALL += ["schedule.data_size=32", "lr=0.03"]
 
 
 def words(tmp_path, *more):

@@ -75,8 +75,8 @@ def progress_line(
     speed = f"{samples / seconds:,.0f}" if seconds else "–"
     left = f"done in {_clock(seconds)}"
     if finished < total:
-        rest = (total - finished) * seconds / max(intervals, 1)
-        left = f"{_clock(rest)} left" if intervals else "–"
+        remaining = (total - finished) * seconds / max(intervals, 1)
+        left = f"{_clock(remaining)} left" if intervals else "–"
     return f"interval {finished}/{total}, {results}, {speed} samples/s, {left}"
 
 

@@ -153,7 +153,7 @@ def test_a_class_that_runs_out_is_reported_and_fairly_shared(by_shares):
     counts = histogram(part, labels)
     assert counts.sum(0).tolist() == [400, 500, 100]  # class 2 only when both are gone
     (note,) = part.notes
-    assert note.startswith("40 % of the clients' samples are of other classes")
+    assert note.startswith("40 % of samples are of other classes")
     assert "labeled 0" in note and note.endswith("avoids that")
     # 20 of class 0 each on average, standard deviation 3.1; no first or last come.
     assert counts[:, 0].min() >= 5 and counts[:, 0].max() <= 35

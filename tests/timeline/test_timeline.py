@@ -931,15 +931,18 @@ def timed(name, **changes):
 def test_the_number_of_events_is_known_beforehand(name, monkeypatch):
     config = timed(name, download="uniform(0.01,0.3)")
     config.num_intervals = 200
-    _, fleet, trace, *_ = workload.draw_workload(config)
+    plan, (_, fleet, trace, *_) = (
+        workload.plan_of(config),
+        workload.draw_workload(config),
+    )
     work = trace.iterations[trace.client >= 0]
     # Of T-SFL, whose time is not all for them, iterations, of others tasks.
     known = work.sum() if name == "tsfl" else (work > 0).sum()
     monkeypatch.setattr(workload, "_MOST_EVENTS", 6 * known)
-    workload.simulate_timeline(workload.plan_of(config), fleet)  # else it would be refused at once
+    workload.simulate_timeline(plan, fleet)  # else it would be refused at once
     monkeypatch.setattr(workload, "_MOST_EVENTS", 0.9 * known)
     with pytest.raises(UserError, match="choose slower clients"):
-        workload.simulate_timeline(workload.plan_of(config), fleet)
+        workload.simulate_timeline(plan, fleet)
 
 
 def test_a_framework_gets_what_its_arguments_name(monkeypatch):

@@ -271,15 +271,7 @@ def prepare_validated(
     rule_settings.check(config, rule)
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
-    fixed = splits.fix_samples(
-        config.partition,
-        custom.partition,
-        loaded,
-        config.num_clients,
-        config.data.validation,
-        config.timeline.copula,
-        seeds_of(config),
-    )
+    fixed = _fixed_samples(config, custom, loaded)
     workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
@@ -317,6 +309,21 @@ def prepare_validated(
         + splits.small_clients(config.batch_size, workload.num_samples)
         + rule_settings.notes(config, rule, times)
         + (*network.notes, *mapping_notes),
+    )
+
+
+def _fixed_samples(
+    config: Config, custom: Custom, dataset: Dataset
+) -> splits.FixedSamples:
+    """Validation samples, and what is known of the split before the workload."""
+    return splits.fix_samples(
+        config.partition,
+        custom.partition,
+        dataset,
+        config.num_clients,
+        config.data.validation,
+        config.timeline.copula,
+        seeds_of(config),
     )
 
 

@@ -117,7 +117,9 @@ def test_splits_and_cases_are_lanes_of_one_program():
     prepared = [prepare(grid.changed(small(), change)) for change in changes]
     assert lanes.group(prepared) == [[0, 1, 2, 3, 4, 5]]
     prepared.append(prepare(grid.changed(small(), {"schedule.iteration": "step"})))
-    assert len(lanes.group(prepared)) == 2
+    groups = lanes.group(prepared)
+    assert len(groups) == 2
+    assert lanes.causes_of(groups, prepared) == "schedule.iteration=pass, step"
 
 
 def test_points_of_a_list(whole, tmp_path, capsys):

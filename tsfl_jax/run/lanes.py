@@ -20,6 +20,7 @@ from tsfl_jax.prepare.prepare import Prepared, counts_of
 from tsfl_jax.prepare.rule_settings import arrays as settings_arrays
 from tsfl_jax.run import initial_estimates
 from tsfl_jax.run import program as programs
+from tsfl_jax.run.identity import values_of
 from tsfl_jax.run.program_key import keys_of, rules_of
 
 ONE_CALL = 4  # runs one after another: a killed call loses their work
@@ -35,6 +36,18 @@ def group(prepared_runs: Sequence[Prepared]) -> list[list[int]]:
             groups.append([])
         groups[keys.index(key)].append(index)
     return groups
+
+
+def causes_of(groups: list[list[int]], prepared_runs: Sequence[Prepared]) -> str:
+    """The settings that divide runs into groups: of one value in each of these."""
+    settings = [[values_of(prepared_runs[i]) for i in members] for members in groups]
+    causes = []
+    for name in settings[0][0]:
+        texts = [{str(run.get(name)) for run in members} for members in settings]
+        values = dict.fromkeys(text for group in texts for text in sorted(group))
+        if len(values) > 1 and all(len(group) == 1 for group in texts):
+            causes.append(f"{name}={', '.join(values)}")
+    return "; ".join(causes) or "what their seeds draw"
 
 
 class Group(NamedTuple):

@@ -346,6 +346,9 @@ def run_all(sweep: Sweep) -> dict[int, Finished]:
     # The finished ones of a group belong to it all the same, so that an interrupted
     # call goes on in its program.
     groups = [members for members in lanes.group(runs) if {*members} - {*finished}]
+    if len(groups) > 1:
+        causes = lanes.causes_of(groups, runs)
+        progress.log(stream, f"{len(groups)} programs, because of {causes}")
     if finished:
         progress.log(stream, f"{len(finished)} runs were finished already")
         sweep.watch({i: run.history for i, run in finished.items()})

@@ -57,7 +57,7 @@ def test_frameworks_can_be_explained_on_the_digits(name):
     assert chosen.data.name == "digits"
     assert chosen.timeline == load(name)[0].timeline
     known = tsfl_jax.explain(chosen)
-    assert known.updates >= 10 and known.labels["data"] == "digits"
+    assert len(known.trace.time) >= 10 and known.prepared.dataset.name == "digits"
     assert f"--config={name}:digits" in doc
 
 

@@ -112,7 +112,7 @@ def test_targets_that_do_not_fit(y, test, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"partition__label_noise": 0.1}, "label_noise=0.1: needs class numbers"),
+        ({"partition__label_noise": 0.1}, "label_noise class numbers"),
         ({"evaluation__clients": "labels"}, "has one class"),
     ],
 )

@@ -213,5 +213,6 @@ def test_no_kernel_moves_along_the_features_of_a_sequence():
     data = tsfl_jax.make_dataset(x[:80], y[:80], x[80:], y[80:])
     config = small(None)
     config.schedule.data_size = 16
-    parameters = tsfl_jax.explain(config, model=Axes(), dataset=data).parameters
+    known = tsfl_jax.explain(config, model=Axes(), dataset=data)
+    parameters = known.prepared.network.size
     assert parameters == (3 * 3 * 5 + 5) + (4 * 5 * 2 + 2)

@@ -110,6 +110,7 @@ VALUES: dict[str, Any] = {
     "timeline.jitter": 0.5,
     "timeline.speeds": "client,seconds\n0,0.2\n1,0.5\n2,1\n3,0.1\n4,0.3\n",
     "timeline.availability": ONLINE,
+    "timeline.copula": "seconds rarity 0.8",
     "model.frozen": "Dense_0",
     "model.local": "Dense_1",
     "constants.when": "interval",

@@ -131,24 +131,6 @@ def check(dataset: Dataset | Any) -> Dataset:
     return checked._replace(mean=mean, std=std)
 
 
-def notes(dataset: Dataset, classifies: bool | None) -> tuple[str, ...]:
-    """What looks like a slip in a data set, for a network that classifies or not."""
-    slips, x, y = (), dataset.x_train, dataset.y_train
-    if targets.regresses(dataset):
-        slips += (
-            "labels are real numbers: a regression, without accuracy; "
-            "y_train.astype(int) makes them classes",
-        )
-    elif classifies and dataset.target is None and y.min() == y.max():
-        slips += (f"all training labels are {y[0]}: there is nothing to learn",)
-    if x.ndim >= 4 and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 4:
-        slips += (
-            f"samples {list(x.shape[1:])} look like images with channels first; "
-            "expected [H, W, C]: np.moveaxis(x, 1, -1)",
-        )
-    return slips
-
-
 def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
     """Read x_train, y_train, x_test, y_test of an .npz file, as in `make_dataset`.
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from studies import paper_results
-from tsfl_jax.report import bands, runs, statistics, table
+from tsfl_jax.report import bands, runs, table
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.rules import AGGREGATORS
 
@@ -68,20 +68,6 @@ def test_every_algorithm_has_a_style_that_survives_grey_print():
     lines = {(style["color"], style["linestyle"]) for style in styles.values()}
     names = {plot_style.name_of(name) for name in AGGREGATORS}
     assert len(lines) == len(names) == len(styles)
-
-
-def test_few_lines_have_bands_and_all_the_target():
-    places, accuracy = np.arange(1, 11.0), np.linspace(0.1, 0.99, 10)
-    labels = ["tsfl_dms", "tsfl", "sfl", "afl", "fedbuff"]
-    curves = {n: statistics.in_time([(places, accuracy)] * 2) for n in labels}
-    few, many = (
-        bands.bands(dict(lines), "title", x=bands.SECONDS, target=0.5)
-        for lines in (list(curves.items())[:3], curves)
-    )
-    assert [len(figure.axes[0].collections) for figure in (few, many)] == [3, 0]
-    for figure in (few, many):
-        assert figure.axes[0].get_ylim()[1] <= 100
-        assert figure.axes[0].get_lines()[-1].get_ydata()[0] == 50
 
 
 def history_of(intervals=12, clients=5):

@@ -146,7 +146,13 @@ def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
     del seed
     require(settings.file, "--config.data.name=npz needs --config.data.file=FILE.npz")
     path = os.path.expanduser(settings.file)
-    dataset = make_dataset(**_read_arrays(path), name=path)
+    # Opened here: np.load alone leaves a damaged file open.
+    expected = f"an .npz file with the plain arrays {', '.join(_KEYS)}"
+    with reading(path, expected), open(path, "rb") as file:
+        content = np.load(file, allow_pickle=False)
+        keys = (*_KEYS, *({"client", "test_client"} & set(content.files)))
+        arrays = {key: content[key] for key in keys}
+    dataset = make_dataset(**arrays, name=path)
     return dataset._replace(name=f"npz({os.path.basename(path)})")
 
 
@@ -245,13 +251,3 @@ def _class_count(
         good = (y >= 0) & (y < classes)
         require_values(f"{name}: {key}", y, good, f"0..{classes - 1}")
     return classes
-
-
-def _read_arrays(path: str) -> dict[str, np.ndarray]:
-    """The four arrays of an .npz file by name, and those of clients if any."""
-    # Opened here: np.load alone leaves a damaged file open.
-    expected = f"an .npz file with the plain arrays {', '.join(_KEYS)}"
-    with reading(path, expected), open(path, "rb") as file:
-        arrays = np.load(file, allow_pickle=False)
-        keys = (*_KEYS, *({"client", "test_client"} & set(arrays.files)))
-        return {key: arrays[key] for key in keys}

@@ -88,7 +88,7 @@ def _learned(
     num_classes: int,
 ) -> dict[str, Any]:
     """The fields of a `Dataset` of what is learned: classes, and targets if any."""
-    if not targets.are_targets(y_train):
+    if y_train.dtype.kind != "f" or y_train.ndim > 2 or not y_train.size:
         labels, fields = [y_train, y_test], {}
         classes = _class_count(name, labels, num_classes)
     else:

@@ -27,7 +27,6 @@ CHECKED = [
     "tsfl_jax.report.bands",
     "tsfl_jax.report.statistics",
     "tsfl_jax.report.style",
-    "tsfl_jax.report.sweep_files",
     "studies.theory",
     "tsfl_jax.report.gantt",
     "tsfl_jax.rules",

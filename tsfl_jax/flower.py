@@ -14,7 +14,7 @@ import numpy as np
 
 from tsfl_jax import rng, trees
 from tsfl_jax.components import check_name
-from tsfl_jax.report.writers import library
+from tsfl_jax.data.inputs import package
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, with_defaults
 from tsfl_jax.rules.custom import aggregate, init_rule, resized, weights
@@ -82,7 +82,7 @@ def strategy(
     Source: Shao et al., "Robust Model Aggregation for Heterogeneous Federated
     Learning", Algorithm 1.
     """
-    flower = library("flwr.serverapp.strategy", "flower")
+    flower = package("flwr.serverapp.strategy", "flower")
     if not isinstance(rule, Aggregator):
         check_name("rule", rule, AGGREGATORS)
         rule = AGGREGATORS[rule]
@@ -253,7 +253,7 @@ def _check(rule: Aggregator, hparams: HParams, seconds: float) -> None:
 
 
 def _record(model: dict[str, np.ndarray]) -> Any:
-    app = library("flwr.app", "flower")
+    app = package("flwr.app", "flower")
     return app.ArrayRecord({name: app.Array(array) for name, array in model.items()})
 
 

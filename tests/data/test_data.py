@@ -123,25 +123,6 @@ def test_each_sample_may_have_a_number_of_its_own():
         in_memory.make_dataset(*halves, num_classes=1801)
 
 
-X, Y = np.random.default_rng(0).uniform(size=(20, 8, 8, 3)), np.arange(20) % 3
-FIRST = np.ones((20, 3, 8, 8))
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "words"),
-    [
-        (X, 0 * Y + 2, "all training labels are 2"),
-        (FIRST, Y, "[3, 8, 8] look like images with channels first"),
-        (np.uint8(255 * X), Y, ""),
-    ],
-)
-def test_slips_in_valid_data_are_noted(x, y, words):
-    dataset = in_memory.make_dataset(x, y, x, y, num_classes=3)
-    notes = in_memory.notes(dataset, True)
-    assert len(notes) == bool(words) and words in "".join(notes)
-    assert in_memory.notes(dataset, False) == (() if "labels" in words else notes)
-
-
 @pytest.mark.parametrize(
     ("shape", "kind", "add_channel", "seen"),
     [
@@ -162,14 +143,6 @@ def test_axes_follow_from_the_dtype_or_are_given(shape, kind, add_channel, seen)
     told = f"mine: 6 training and 2 test samples {np.dtype(kind)} [{axes}], 3 classes; "
     told += f"a network sees float32 [B, {axes}]"
     assert repr(dataset) == repr(in_memory.check(dataset)) == told
-
-
-def test_data_of_tokens_and_targets_say_so():
-    x = np.ones((6, 4), int)
-    dataset = in_memory.make_dataset(x, np.ones((6, 3)) / 9, x, np.ones((6, 3)))
-    assert str(dataset).endswith(
-        "int32 [4], targets [3] of a regression; a network sees int32 [B, 4]"
-    )
 
 
 def test_npz(tmp_path):
@@ -199,25 +172,15 @@ BAD[7, 2] = np.nan
 X, Y = np.ones((50, 4)), np.arange(50) % 4
 
 
-def with_label(value):
-    y = Y.astype(type(value))
-    y[3] = value
-    return y
-
-
 @pytest.mark.parametrize(
     ("key", "array", "message"),
     [
         ("y_test", None, "y_test is not a file in the archive.*; expected"),
-        ("x_train", np.ones((50, 0)), r"x_train is float64 of shape \(50, 0\)"),
         ("x_train", X, r"x_test has samples uint8 .*, x_train float64 \(4,\)"),
         ("x_train", -np.ones((50, 4), int), "holds -1 at row 0; expected tokens"),
         ("x_train", BAD, r"x_train holds nan at row 7; expected"),
         ("x_train", np.array([{}] * 50), "Object arrays .*plain arrays x_train"),
         ("y_train", Y[:49], r"y_train has shape \(49,\); expected \[50\]"),
-        ("y_train", with_label(np.inf), "y_train holds inf at row 3"),
-        ("y_train", with_label(10**6), "label of y_train, at row 3, is 1000000"),
-        ("y_test", np.zeros(5), r"y_test is float64 of .*: y_test.astype\(int\)"),
         ("y_test", np.arange(5), "y_test holds 4 at row 4; expected 0"),
     ],
 )
@@ -230,8 +193,6 @@ def test_malformed_npz(tmp_path, key, array, message):
 
 def test_files_that_are_no_npz(tmp_path):
     path = pathlib.Path(write(tmp_path))
-    with pytest.raises(UserError, match="No such file or directory"):
-        load("npz", file=str(tmp_path / "none" / "mine.npz"))
     whole = path.read_bytes()
     middle = len(whole) // 3
     flipped = whole[:middle] + b"\xff\x00\xff" + whole[middle + 3 :]

@@ -1,7 +1,6 @@
 """Folders of IDX files: names, compression, and every mistake in one line."""
 
 import gzip
-import pathlib
 
 import numpy as np
 import pytest
@@ -66,11 +65,8 @@ IMAGES, LABELS = encoded(ARRAYS["x_train"]), encoded(ARRAYS["y_train"])
 MISTAKES = [
     ("x_test", None, "expected the files train-images-idx3-ubyte, "),
     ("x_train", IMAGES[:-1], "cannot reshape array of size 22399"),
-    ("x_train", IMAGES[:10], "buffer is smaller than requested"),
     ("x_train", LABELS, "begins with 00000801, not 00000803"),
-    ("x_train", IMAGES[:4] + b"\xff" * 12, "cannot be read"),
     ("y_train", encoded(ARRAYS["y_train"][:-1]), "has shape (39,); expected [40]"),
-    ("x_test", encoded(ARRAYS["x_test"][:, :20]), "has samples uint8 (20, 20, 1)"),
     ("y_train.gz", gzip.compress(LABELS)[:-8] + bytes(8), "CRC check failed"),
 ]  # fmt: skip
 
@@ -90,36 +86,18 @@ def test_a_mistake_is_one_line_that_names_the_file(tmp_path, key, content, messa
     assert message in text and str(tmp_path) in text and "\n" not in text
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [
-        ("", "needs --config.data.dir=FOLDER with the files train-images-idx3-ubyte"),
-        ("/none/such", "No such file or directory"),
-        (pathlib.Path(__file__).parent, "it holds .*test_"),
-    ],
-)
-def test_a_wrong_folder(folder, message):
-    with pytest.raises(UserError, match=message) as error:
-        load(folder)
-    assert "\n" not in str(error.value)
-
-
 def test_the_names_of_emnist(tmp_path):
     def name(part):
         return lambda name: f"emnist-{part}-{name.replace('t10k', 'test')}.gz"
 
-    first = {k: np.uint8(1) for k in ("y_train", "y_test")}
-    write(
-        tmp_path, {k: a + first.get(k, 0) for k, a in ARRAYS.items()}, name("letters")
-    )
+    letters = {k: a + np.uint8(k[0] == "y") for k, a in ARRAYS.items()}
+    write(tmp_path, letters, name("letters"))
     dataset = load(tmp_path)
     assert dataset.name == "idx(emnist-letters)" and dataset.num_classes == 10
     # Upright, and the first letter is class 0.
     assert (dataset.x_train[..., 0] == ARRAYS["x_train"].swapaxes(1, 2)).all()
     assert (dataset.y_test == ARRAYS["y_test"]).all()
     write(tmp_path, ARRAYS, name("digits"))
-    with pytest.raises(
-        UserError, match="that --config.data.file names; it holds emnist"
-    ):
+    with pytest.raises(UserError, match="--config.data.file names; it holds emnist"):
         load(tmp_path)
     assert (load(tmp_path, "digits").y_train == ARRAYS["y_train"]).all()

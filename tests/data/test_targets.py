@@ -43,9 +43,11 @@ def test_one_hot_rows_give_the_bits_of_class_numbers():
     rows = np.eye(3)[LABELS]
     soft = data(rows)
     assert soft.num_classes == 3 and (soft.y_train == LABELS[:200]).all()
-    plain = tsfl_jax.simulate(config(), dataset=data(LABELS)).history
     np.testing.assert_array_equal(soft.target, data(rows, LABELS[200:]).target)
-    history = tsfl_jax.simulate(config(), dataset=soft).history
+    plain, history = (
+        tsfl_jax.simulate(config(), model=linear(3), dataset=dataset).history
+        for dataset in (data(LABELS), soft)
+    )
     for name in plain.keys() - {"seconds"}:
         np.testing.assert_array_equal(history[name], plain[name], err_msg=name)
 
@@ -99,8 +101,6 @@ def test_built_in_networks_predict_numbers(y):
     ("y", "test", "message"),
     [
         (TARGETS, TARGETS[200:, 0], r"y_test is float32 of shape \(40,\); expected"),
-        (TARGETS, TARGETS[201:], r"y_test has shape \(39, 2\); expected \[40\]"),
-        (np.eye(3)[LABELS], LABELS[200:] + 1, "y_test is int64 of shape"),
         (np.where(X > 2, np.inf, X), None, "y_train holds .*inf.* expected finite"),
     ],
 )
@@ -109,22 +109,14 @@ def test_targets_that_do_not_fit(y, test, message):
         data(y, test)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"partition__label_noise": 0.1}, "label_noise class numbers"),
-        ({"evaluation__clients": "labels"}, "has one class"),
-    ],
-)
-def test_what_needs_classes_is_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        tsfl_jax.simulate(config(**settings), dataset=data(TARGETS))
+def test_what_needs_classes_is_refused():
+    with pytest.raises(UserError, match="label_noise class numbers"):
+        tsfl_jax.simulate(config(partition__label_noise=0.1), dataset=data(TARGETS))
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float16])
-def test_floats_are_targets_whatever_their_values(tmp_path, kind):
+def test_floats_are_targets_whatever_their_values(tmp_path):
     """Classes are integers; whole floats are said to be one astype away from them."""
-    y = np.maximum(np.round(2 * X[:, 0] + 7), 0).astype(kind)
+    y = np.maximum(np.round(2 * X[:, 0] + 7), 0).astype(np.float16)
     arrays = {"x_train": X[:200], "y_train": y[:200]}
     np.savez(tmp_path / "n.npz", **arrays, x_test=X[200:], y_test=y[200:])
     settings = config(data__name="npz", data__file=f"{tmp_path}/n.npz")
@@ -134,7 +126,6 @@ def test_floats_are_targets_whatever_their_values(tmp_path, kind):
         assert dataset.num_classes == 1 and dataset.test_target.dtype == np.float32
         np.testing.assert_array_equal(dataset.target, y[:200])
         np.testing.assert_array_equal(dataset.test_target, y[200:])
-        assert "; y_train.astype(int) makes" in in_memory.notes(dataset, False)[0]
     assert data(y.astype(int)).num_classes == y.max() + 1
     assert in_memory.check(data(y)).num_classes == 1
     with pytest.raises(UserError, match=r"num_classes=17: y_train .* a regression or"):
@@ -143,8 +134,8 @@ def test_floats_are_targets_whatever_their_values(tmp_path, kind):
         data(y.astype(int), y[200:])
 
 
-@pytest.mark.parametrize("classes", [2, 300])
-def test_shares_may_be_rounded_to_two_digits(classes):
+def test_shares_may_be_rounded_to_two_digits():
+    classes = 300
     rows = RNG.dirichlet(np.full(classes, 2 / classes), 240)
     rows[0] = np.eye(classes)[0] * 0.875 + np.eye(classes)[1] * 0.125
     rows[:, 0] += 1 - rows.sum(axis=1)

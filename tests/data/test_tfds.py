@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tsfl_jax import data
-from tsfl_jax.data import tfds
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import UserError
 
@@ -203,19 +202,3 @@ def test_preparing_without_a_network(tmp_path, monkeypatch, capfd, caplog):
     assert not list(tmp_path.iterdir())
     (tmp_path / "cifar10" / "3.0.2").mkdir(parents=True)  # half prepared
     refused("cifar10", tmp_path, "is damaged or has another format, delete it")
-
-
-def test_the_newest_prepared_version_is_found(tmp_path):
-    assert tfds._prepared(tmp_path / "missing", "mnist") is None
-    for version in ("3.0.1", "3.0.10", "3.0.2", "3.0.11.incomplete", "downloads"):
-        folder = tmp_path / "mnist" / version
-        folder.mkdir(parents=True)
-        (folder / "dataset_info.json").touch()
-    (tmp_path / "mnist" / "4.0.0").mkdir()  # half prepared
-    assert tfds._prepared(tmp_path, "mnist") == tmp_path / "mnist" / "3.0.10"
-
-
-def test_download_forbidden(tmp_path, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "default"))
-    with pytest.raises(UserError, match="/default .*download=False"):
-        load("mnist", "", download=False)

@@ -11,7 +11,7 @@ from tests import problems
 from tests.engine.test_scan import DATA, PROBLEM
 from tests.problems import small
 from tsfl_jax import config
-from tsfl_jax.data import class_counts
+from tsfl_jax.data import partition
 from tsfl_jax.engine import evaluation, from_updates, optimizers, structures
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.prepare import prepare
@@ -31,13 +31,13 @@ def with_validation(**changes):
 
 def test_the_same_share_of_each_class_is_held_out():
     labels = np.repeat([3, 5, 9], [60, 30, 10])
-    held = class_counts.hold_out(labels, 20, np.random.default_rng(0))
+    held = partition.hold_out(labels, 20, np.random.default_rng(0))
     assert (np.bincount(labels[held])[[3, 5, 9]] == [12, 6, 2]).all()
     assert (np.diff(held) > 0).all()
-    other = class_counts.hold_out(labels, 20, np.random.default_rng(1))
+    other = partition.hold_out(labels, 20, np.random.default_rng(1))
     assert (held != other).any()
     with pytest.raises(UserError, match="validation=100: there are only 100"):
-        class_counts.hold_out(labels, 100, np.random.default_rng(0))
+        partition.hold_out(labels, 100, np.random.default_rng(0))
 
 
 def test_no_client_holds_a_validation_sample():

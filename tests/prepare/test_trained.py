@@ -167,34 +167,18 @@ def test_numbers_of_other_types_keep_their_values():
             leaves(np.array(w), 2)
 
 
-WRONG = [
-    (lambda p: p.pop("Dense_0"), "no params/Dense_0/bias; the network has"),
-    (
-        lambda p: p["Dense_0"].update(bias=np.zeros(6)),
-        r"params/Dense_0/bias is \[6\]; in the network it is \[5\]",
-    ),
-    (
-        lambda p: p.update(Dense_7={"bias": np.zeros(1)}),
-        "the network has no params/Dense_7/bias",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "words"), WRONG)
-def test_what_does_not_fit_is_one_line(change, words, params):
+def test_what_does_not_fit_is_one_line(params, tmp_path):
     wrong = jax.tree.map(np.array, params)
-    change(wrong["params"])
+    wrong["params"]["Dense_0"].update(bias=np.zeros(6))
     for call in (tsfl_jax.explain, tsfl_jax.predict):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=r"bias is \[6\]; in the network it is \[5"):
             call(config_of(), params=wrong)
-
-
-@pytest.mark.parametrize("name", ["gone.npz", "text.npz", "text"])
-def test_wrong_files_are_one_line(name, tmp_path):
-    if not name.startswith("gone"):
-        (tmp_path / name).write_text("no arrays")
-    with pytest.raises(UserError, match=name):
-        trained.read(tmp_path / name)
+    wrong["params"].pop("Dense_0")
+    with pytest.raises(UserError, match="no params/Dense_0/bias; the network has"):
+        tsfl_jax.explain(config_of(), params=wrong)
+    (tmp_path / "text.npz").write_text("no arrays")
+    with pytest.raises(UserError, match="text.npz"):
+        trained.read(tmp_path / "text.npz")
 
 
 def test_frozen_parameters_do_not_move(params):
@@ -237,7 +221,6 @@ def test_parameters_are_part_of_the_experiment(params, tmp_path):
     ("settings", "words"),
     [
         ({"lr_schedule": "cosine"}, "begun with 2, and lr_schedule=cosine depends"),
-        ({"algorithm": "learned"}, "was begun with 2, and the training depends"),
         ({"schedule.size_groups": "uniform(9, 40)"}, "another experiment .split:"),
     ],
 )

@@ -4,7 +4,6 @@ import importlib.metadata
 import io
 import json
 import os
-import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,41 +23,26 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def test_new_workdirs_of_one_minute_have_different_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.time, "strftime", lambda form: "20261121-0642")
-    paths = [files.new_workdir(tmp_path / "runs", "digits dms/0") for _ in range(3)]
-    stem = "digits_dms_0-20261121-0642"
-    assert [path.name for path in paths] == [stem, f"{stem}-2", f"{stem}-3"]
-    assert all(path.is_dir() for path in paths)
-
-
 def test_a_workdir_has_parents_and_nothing_in_it_and_is_no_file(tmp_path, monkeypatch):
     path = files.prepare_workdir(str(tmp_path / "a" / "b"))
     assert path == tmp_path / "a" / "b" == files.prepare_workdir(path)
     assert list(path.iterdir()) == []
     (tmp_path / "file").write_text("mine")
-    for bad in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match="--workdir") as caught:
-            files.prepare_workdir(bad)
-        assert str(bad) in str(caught.value) and "\n" not in str(caught.value)
-        with pytest.raises(UserError):
-            files.new_workdir(bad, "label")
+    for make in (files.prepare_workdir, lambda path: files.new_workdir(path, "label")):
+        with pytest.raises(UserError, match="--workdir"):
+            make(tmp_path / "file" / "below")
     assert (tmp_path / "file").read_text() == "mine"
-
-    def refuse(dir):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
-    with pytest.raises(UserError, match="Read-only"):
-        files.prepare_workdir(tmp_path)
+    monkeypatch.setattr(files.time, "strftime", lambda form: "20261121-0642")
+    paths = [files.new_workdir(tmp_path / "runs", "digits dms/0") for _ in range(3)]
+    stem = "digits_dms_0-20261121-0642"
+    assert [path.name for path in paths] == [stem, f"{stem}-2", f"{stem}-3"]
 
 
 def test_write_json_is_strict_and_keeps_order(tmp_path):
     value = {
         "z": np.float32(0.5),
-        "a": [np.nan, -np.inf, float("inf"), np.float64(np.nan)],
+        "a": [np.nan, -np.inf, np.float64(np.nan)],
         "array": np.array([[1, 2], [3, 4]], np.int32),
-        "count": np.int64(7),
         "device": jnp.float32(2),
         "path": tmp_path,
         "nested": {"tuple": (1, None, "ü")},
@@ -70,9 +54,8 @@ def test_write_json_is_strict_and_keeps_order(tmp_path):
     assert list(read) == list(value)
     assert read == {
         "z": 0.5,
-        "a": [None] * 4,
+        "a": [None] * 3,
         "array": [[1, 2], [3, 4]],
-        "count": 7,
         "device": 2.0,
         "path": str(tmp_path),
         "nested": {"tuple": [1, None, "ü"]},
@@ -137,22 +120,18 @@ def test_metrics_round_trip(tmp_path):
 
 def test_arrays_round_trip(tmp_path):
     rho = np.random.default_rng(0).random((4, 3), np.float32)
-    arrays = {"rho": rho, "selected": rho > 0.5, "params/Dense_0/kernel": rho[:1]}
+    arrays = {"rho": rho, "params/Dense_0/kernel": rho[:1]}
     for compress in (False, True):
         files.write_arrays(tmp_path / "a.npz", arrays, compress=compress)
         read = files.read_arrays(tmp_path / "a.npz")
         assert list(read) == list(arrays) and read["rho"].dtype == np.float32
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(read[name], array)
-    assert os.listdir(tmp_path) == ["a.npz"]
+        np.testing.assert_array_equal(read["rho"], rho)
 
 
 def test_versions_name_the_packages_and_do_without_git(monkeypatch):
     versions = files.versions()
     assert versions["jax"] == importlib.metadata.version("jax")
     assert set(versions) >= {"python", "jaxlib", "flax", "optax", "numpy", "tsfl_jax"}
-    commit = versions["git_commit"]
-    assert commit is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit)
 
     def missing(*args, **kwargs):
         raise FileNotFoundError("git")
@@ -173,26 +152,12 @@ def test_tables_have_empty_cells_for_what_is_missing_and_keep_bars(tmp_path):
 
 
 def test_summary_text_is_aligned_and_leaves_out_what_is_not_known():
-    summary = {
-        "data": "digits",
-        "algorithm": "dms",
-        "seed": 3,
-        "num_intervals": 50,
-        "best_test_accuracy": 0.9412,
-        "final_test_accuracy": 0.9351,
-        "final_test_loss": 0.2,
-        "compile_seconds": 4.06,
-        "train_seconds": 12.34,
-        "samples_per_second": 18345.4,
-        "num_discarded": 0,
-        "diverged_at": None,
-    }
+    summary = {"data": "digits", "algorithm": "dms", "seed": 3, "num_discarded": 0}
+    summary |= {"best_test_accuracy": 0.9412, "final_test_accuracy": 0.9351}
+    summary |= {"final_test_loss": 0.2, "diverged_at": None}
     assert progress.summary_text(summary, "runs/x").splitlines() == [
         "run            digits, dms, seed 3",
         "test accuracy  best 94.1 %, final 93.5 %",
-        "intervals      50",
-        "time           12.3 s training, 4.1 s compiling",
-        "speed          18,345 samples/s",
         "files          runs/x",
     ]
     trouble = {"num_discarded": 4, "diverged_at": 12, "best_test_accuracy": np.nan}
@@ -200,15 +165,6 @@ def test_summary_text_is_aligned_and_leaves_out_what_is_not_known():
     assert lines[0] == "test loss      final 0.25" and len(lines) == 3
     assert "4 client models" in lines[1] and "interval 12" in lines[2]
     assert progress.summary_text({}) == ""
-
-
-def test_progress_line():
-    line = progress.progress_line(15, 50, (5, 9_000, 2.0), "accuracy 93.4 %")
-    assert line == "interval 15/50, accuracy 93.4 %, 4,500 samples/s, 0:00:14 left"
-    line = progress.progress_line(0, 50, (0, 0, 0.0), "accuracy –")
-    assert line == "interval 0/50, accuracy –, – samples/s, –"
-    assert progress.results_text(0.934, 0.3124) == "accuracy 93.4 %, loss 0.312"
-    assert progress.results_text(np.nan, np.nan) == "accuracy –, loss –"
 
 
 def test_elsewhere_every_call_is_a_line_and_a_resumed_run_has_its_own_speed():

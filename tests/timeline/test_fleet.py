@@ -203,18 +203,12 @@ SPEEDS, ONLINE, TRACE = "client,seconds\n", "client,start,end\n", "interval,clie
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("speeds", "", "--config.timeline.speeds=.*CSV with client,seconds.,download"),
         ("speeds", None, "--config.timeline.speeds=.*No such file"),
         ("speeds", "client,second\n", "line 1: .*did you mean 'seconds'"),
         ("speeds", SPEEDS + "0,1\n", "no row for client 1; .*from 0 to 1 once"),
         ("speeds", SPEEDS + "0,1\n0,2\n", "line 3: client 0 for the second time"),
         ("speeds", SPEEDS + "0,0\n", "line 2: seconds is '0'; .* from 1e-09"),
-        ("speeds", SPEEDS + "0\n", "line 2: seconds is ''"),
-        ("speeds", SPEEDS + "0,1,2\n", "cannot be read"),
-        ("online", ONLINE + "0,2,2\n", r"line 2: .*window \[2, 2\): expected end > "),
         ("online", ONLINE + "0,4,9\n1,0,9\n0,1,5\n", r"line 2: client 0's .*\[4, 9\)"),
-        ("trace", TRACE + "\n0,0,1\n0,1,x\n", "line 3: tau is 'x'; .*whole number"),
-        ("trace", TRACE + "\n0,0,1.5\n", "line 2: tau is '1.5'"),
         ("trace", TRACE + "\n\n1,1,1\n1,1,1\n", "line 4: interval 1, client 1 for"),
     ],
 )

@@ -15,7 +15,7 @@ from tests.timeline.test_deliveries import SIZES, reference_of
 from tsfl_jax.config import Config, replace
 from tsfl_jax.prepare import prepare, workload
 from tsfl_jax.theory import bounds
-from tsfl_jax.timeline import distributions, schedule
+from tsfl_jax.timeline import schedule
 from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import UserError
 
@@ -145,11 +145,8 @@ def test_trace(tmp_path):
         made = make("trace", N=4, size=64, trace=trace(tmp_path, text, encoding))
         assert made.tau.tolist() == [[4, 0, 5, 0], [0] * 4, [0] * 4]
         # Away: the client's largest size, data_size where the file has none.
-        assert made.size.tolist() == [
-            [100, 64, 64, 64],
-            [300, 64, 64, 64],
-            [300, 64, 64, 64],
-        ]
+        assert made.size[:, 0].tolist() == [100, 300, 300]
+        assert (made.size[:, 1:] == 64).all()
         assert made.tau.dtype == made.size.dtype == np.int32
     path = trace(tmp_path, "tau,Client,interval\n3,1,1")  # any order, no sizes
     made = make("trace", N=2, size=7, trace=path)
@@ -158,13 +155,7 @@ def test_trace(tmp_path):
     assert set(away.tau[:, 0]) <= {0, 4}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("norml(2,1)", "normal(2)", "normal(2,x)", "normal(2,-1)", "lognormal(0,1)"),
-        *("uniform(3,1)", "uniform(1,2.5)", "normal(nan,1)"),
-    ],
-)
+@pytest.mark.parametrize("text", ["norml(2,1)", "normal(2,-1)", "uniform(1,2.5)"])
 def test_malformed_distribution(text):
     with pytest.raises(UserError, match="uniform.low,high") as error:
         make("distribution", tau_groups=(text,))
@@ -186,8 +177,6 @@ def two_clients(**changes):
     ("changes", "message"),
     [
         ({"kind": "explicit", "tau": (0, 0)}, r"schedule.tau=\(0, 0\): no client does"),
-        ({"kind": "distribution", "tau_groups": "constant(-3)"}, "tau_groups=constant"),
-        ({"kind": "case1", "dropout": 0.999999}, "dropout=0.999999: no client"),
         ({"free_riders": 2, "free_riding": "echo"}, "free_riders=2: no"),
     ],
 )
@@ -198,20 +187,11 @@ def test_a_run_in_which_no_client_trains_is_refused(changes, message):
 
 
 def test_intervals_and_clients_without_work_are_noted(tmp_path):
-    config = two_clients(kind="explicit", tau=(0, 1))
-    assert prepare.prepare(config).notes == ("1 of 2 clients never train (0)",)
-    path = tmp_path / "trace.csv"
-    path.write_text("interval,client,tau\n0,0,1\n3,1,2\n")
-    config = two_clients(kind="trace", trace=str(path), num_intervals=5, num_clients=3)
-    trace, idle, *_ = prepare.prepare(config).notes
-    assert "13 of 15 pairs of interval and client have no row" in trace
-    assert idle == (
-        "no client trains in 3 of 5 intervals; 1 of 3 clients never train (2)"
-    )
-    path.write_text("interval,client,tau\n0,0,0\n")
-    with pytest.raises(UserError, match="schedule.trace=.*no client does a local"):
-        prepare.prepare(config)
-    assert prepare.prepare(two_clients(kind="case1")).notes == ()
+    path = trace(tmp_path, "interval,client,tau\n0,0,1\n3,1,2\n")
+    config = two_clients(kind="trace", trace=path, num_intervals=5, num_clients=3)
+    pairs, idle, *_ = prepare.prepare(config).notes
+    assert "13 of 15 pairs of interval and client have no row" in pairs
+    assert "in 3 of 5 intervals; 1 of 3 clients never train (2)" in idle
 
 
 def test_drawn_sizes_are_bounded_however_long_a_run_is():
@@ -231,12 +211,6 @@ def test_drawn_sizes_are_bounded_however_long_a_run_is():
     np.testing.assert_array_equal(
         prepared.workload.schedule.size[:50], short.workload.schedule.size
     )
-
-
-def test_bounds_of_the_distributions():
-    texts = ["normal(10,2)", "uniform(1,9)", "constant(4)", "lognormal(2,0.5)"]
-    got = distributions.limits(texts, flag="sizes")
-    np.testing.assert_allclose(got, [16, np.inf, np.inf, 2 * np.exp(1.5 - 0.125)])
 
 
 def test_more_samples_than_a_client_can_count_are_refused():
@@ -310,11 +284,7 @@ def test_slots_of_deliveries_by_hand():
     assert chosen.tolist() == [False, False, True, False]
     assert done.tolist() == [[1, 3, 0], [4, 1, 1]]
     assert reported.tolist() == [[3, 3, 0], [4, 4, 4]]
-    done, _, _ = schedule.make_free_riders(
-        tau, "visit", 1, Order(2, 0, 1, 3), 1, **slots
-    )
-    assert done.tolist() == [[2, 3, 0], [4, 0, 0]]
-    with pytest.raises(UserError, match="<= 4 = --config.num_clients"):
+    with pytest.raises(UserError, match="4 = --config.num_clients"):
         schedule.make_free_riders(tau, "echo", 5, Order(0, 1, 2, 3), **slots)
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float32, Int, UInt8
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.components import Part
-from tsfl_jax.data import client_files, hugging_face, idx, in_memory, tfds
+from tsfl_jax.data import client_files, idx, in_memory, tfds
 from tsfl_jax.data.inputs import require
 from tsfl_jax.data.natural import ColumnsConfig
 from tsfl_jax.data.quadratic import QuadraticConfig
@@ -133,7 +133,7 @@ DATASETS = {
     "leaf": Part(client_files.read_leaf, _PARTS, (TextConfig,)),
     "tff": Part(client_files.read_tff, _FILE, _NATURAL),
     "fedjax": Part(client_files.read_fedjax, _FILE, _NATURAL),
-    "hugging_face": Part(hugging_face.read, _PARTS, _NATURAL),
+    "hugging_face": Part(client_files.read_hugging_face, _PARTS, _NATURAL),
     "idx": Part(idx.read, _FILE),
     "npz": Part(in_memory.read_npz, _FILE),
     "synthetic": Part(synthetic, (*_PARTS, "data.shape", "data.num_classes")),

@@ -88,7 +88,7 @@ def _learned(
     num_classes: int,
 ) -> dict[str, Any]:
     """The fields of a `Dataset` of what is learned: classes, and targets if any."""
-    if not targets.are_targets(y_train):
+    if y_train.dtype.kind != "f" or y_train.ndim > 2 or not y_train.size:
         labels, fields = [y_train, y_test], {}
         classes = _class_count(name, labels, num_classes)
     else:
@@ -131,24 +131,6 @@ def check(dataset: Dataset | Any) -> Dataset:
     return checked._replace(mean=mean, std=std)
 
 
-def notes(dataset: Dataset, classifies: bool | None) -> tuple[str, ...]:
-    """What looks like a slip in a data set, for a network that classifies or not."""
-    slips, x, y = (), dataset.x_train, dataset.y_train
-    if targets.regresses(dataset):
-        slips += (
-            "labels are real numbers: a regression, without accuracy; "
-            "y_train.astype(int) makes them classes",
-        )
-    elif classifies and dataset.target is None and y.min() == y.max():
-        slips += (f"all training labels are {y[0]}: there is nothing to learn",)
-    if x.ndim >= 4 and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 4:
-        slips += (
-            f"samples {list(x.shape[1:])} look like images with channels first; "
-            "expected [H, W, C]: np.moveaxis(x, 1, -1)",
-        )
-    return slips
-
-
 def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
     """Read x_train, y_train, x_test, y_test of an .npz file, as in `make_dataset`.
 
@@ -164,7 +146,13 @@ def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
     del seed
     require(settings.file, "--config.data.name=npz needs --config.data.file=FILE.npz")
     path = os.path.expanduser(settings.file)
-    dataset = make_dataset(**_read_arrays(path), name=path)
+    # Opened here: np.load alone leaves a damaged file open.
+    expected = f"an .npz file with the plain arrays {', '.join(_KEYS)}"
+    with reading(path, expected), open(path, "rb") as file:
+        content = np.load(file, allow_pickle=False)
+        keys = (*_KEYS, *({"client", "test_client"} & set(content.files)))
+        arrays = {key: content[key] for key in keys}
+    dataset = make_dataset(**arrays, name=path)
     return dataset._replace(name=f"npz({os.path.basename(path)})")
 
 
@@ -263,13 +251,3 @@ def _class_count(
         good = (y >= 0) & (y < classes)
         require_values(f"{name}: {key}", y, good, f"0..{classes - 1}")
     return classes
-
-
-def _read_arrays(path: str) -> dict[str, np.ndarray]:
-    """The four arrays of an .npz file by name, and those of clients if any."""
-    # Opened here: np.load alone leaves a damaged file open.
-    expected = f"an .npz file with the plain arrays {', '.join(_KEYS)}"
-    with reading(path, expected), open(path, "rb") as file:
-        arrays = np.load(file, allow_pickle=False)
-        keys = (*_KEYS, *({"client", "test_client"} & set(arrays.files)))
-        return {key: arrays[key] for key in keys}

@@ -58,11 +58,11 @@ def folder(settings: DataConfig, content: str) -> pathlib.Path:
         return path
 
 
-def package(name: str) -> Any:
-    """A package that only some formats need.
+def package(name: str, extra: str = "natural") -> Any:
+    """A package that only some features need.
 
     Raises:
       UserError: it is not installed.
     """
-    with user_code(f"{name} cannot be imported", "pip install 'tsfl_jax[natural]'"):
+    with user_code(f"{name} cannot be imported", f"pip install 'tsfl_jax[{extra}]'"):
         return importlib.import_module(name)

@@ -20,7 +20,7 @@ from numpy.random import Generator
 from tsfl_jax import host_memory
 from tsfl_jax import rng as streams
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.data import class_counts, whole_splits
+from tsfl_jax.data import whole_splits
 from tsfl_jax.data.inputs import require
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import Partition
@@ -32,6 +32,7 @@ Shares = Float[np.ndarray, "N C"]  # of the classes; rows sum to 1
 Counts = Int[np.ndarray, "N C"]  # samples of each class
 Scores = Float[np.ndarray, "N"]  # of the clients, see `timeline.copula`
 Rows = Int[np.ndarray, "_"]  # indices of samples
+_FIT_ROUNDS = 100  # of scaling; `_settle` moves the samples that still do not fit
 
 
 @component("partition")
@@ -175,11 +176,70 @@ def _by_class(
     if rarity is not None:
         shares = shares[copula.order(copula.rarity(shares, stock), rarity)]
     real = shares * capacity[:, None]
-    requested = fitted = class_counts.round_rows(real, capacity)
+    requested = fitted = _round_rows(real, capacity)
     if kind == "shards" and not sharing:
-        fitted = class_counts.round_rows(class_counts.fit(real, stock), capacity)
-    counts = class_counts.settle(fitted, shares, stock, sharing, rng)
+        fitted = _round_rows(_fit(real, stock), capacity)
+    counts = _settle(fitted, shares, stock, sharing, rng)
     return class_index, counts, _notes(requested, counts, classes)
+
+
+def _round_rows(real: Float[np.ndarray, "N C"], totals: Sizes) -> Counts:
+    """Integers with the given row sums by largest remainders, within 1 of `real`."""
+    whole = np.floor(real).astype(np.int64)
+    missing = totals - whole.sum(axis=1)
+    rank = np.argsort(np.argsort(whole - real, axis=1, kind="stable"), axis=1)
+    return whole + (rank < missing[:, None])
+
+
+def _fit(real: Float[np.ndarray, "N C"], stock: Stock) -> Float[np.ndarray, "N C"]:
+    """Scale columns and rows alternately until the columns nearly fit into the stock.
+
+    Zeros stay zero: a client gets more samples of its other classes instead.
+    """
+    totals = real.sum(axis=1, keepdims=True)
+    for _ in range(_FIT_ROUNDS):
+        if (real.sum(axis=0) <= stock).all():
+            break
+        real = real * np.minimum(1, stock / np.maximum(real.sum(axis=0), 1))
+        real = real * (totals / real.sum(axis=1, keepdims=True))
+    return real
+
+
+def _settle(
+    requested: Counts, shares: Shares, stock: Stock, sharing: bool, rng: Generator
+) -> Counts:
+    """Find counts near the requested ones that the stock of each class allows.
+
+    Where the clients request more samples of a class than there are, they divide its
+    stock at random and request samples of other classes in the next round, in
+    proportion to their shares. Such a class is used up, so C + 1 rounds are enough. If
+    `sharing`, clients may hold the same samples, and the stock limits each entry. Row
+    sums stay; as few samples as possible are not of the requested class.
+    """
+    counts, request = np.zeros_like(requested), requested
+    for _ in range(len(stock) + 1):
+        if sharing:  # samples must differ only within a client
+            granted = np.minimum(request, stock - counts)
+        else:
+            granted = request.copy()
+            room = stock - counts.sum(axis=0)
+            for c in np.flatnonzero(request.sum(axis=0) > room):
+                granted[:, c] = rng.multivariate_hypergeometric(
+                    request[:, c], int(room[c]), method="marginals"
+                )
+        counts += granted
+        missing = (request - granted).sum(axis=1)
+        if not missing.any():
+            break
+        room = stock - (counts if sharing else counts.sum(axis=0))
+        open_shares = np.where(room > 0, shares, 0.0)
+        # A client takes any class that is left if none of its own classes is.
+        none = open_shares.sum(axis=1, keepdims=True) == 0
+        weights = np.where(none & (missing[:, None] > 0), room, open_shares)
+        sums = weights.sum(axis=1, keepdims=True)
+        weights = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
+        request = rng.multinomial(missing, weights)
+    return counts
 
 
 def _check_stock(samples: int, capacity: Sizes, total: int, replacement: bool) -> None:
@@ -358,3 +418,35 @@ def views(
     start = (bits * np.uint64(samples) >> np.uint64(32)).astype(np.int64)
     place = np.arange(width) % size.astype(np.int64)[:, None] + start[:, None]
     return order[place % samples]
+
+
+def hold_out(labels: Labels, count: int, rng: Generator) -> Int[np.ndarray, "V"]:
+    """Draw validation samples, the same share of each class up to rounding.
+
+    What a server might own beside its test set; no client trains on them.
+
+    Args:
+      labels: classes of the training samples.
+      count: V ≥ 0.
+      rng: random number generator.
+
+    Returns:
+      Indices of V samples, ascending.
+
+    Raises:
+      UserError: nothing would be left to train on.
+    """
+    require(
+        count < len(labels),
+        f"--config.data.validation={count}: there are only {len(labels)} training "
+        "samples, and clients need some; use fewer",
+    )
+    classes, inverse = np.unique(labels, return_inverse=True)
+    stock = np.bincount(inverse, minlength=len(classes))
+    real = count * stock[None] / stock.sum()
+    class_sizes = _round_rows(real, np.array([count]))[0]
+    drawn = [
+        rng.permutation(np.flatnonzero(inverse == c))[:number]
+        for c, number in enumerate(class_sizes)
+    ]
+    return np.sort(np.concatenate(drawn))

@@ -87,16 +87,8 @@ def curvature(
     return np.geomspace(smoothness, convexity, dimensions)[::-1].astype(np.float32)
 
 
-def batch_variance(trace: float, n: int, batch: int) -> float:
-    """The variance of a mini-batch gradient, drawn without replacement.
-
-    E‖g − ∇F_i‖² = tr(Λ² S_i) / B · (n − B) / (n − 1).
-
-    Args:
-      trace: tr(Λ² S_i) ≥ 0.
-      n: samples of the client, ≥ 1.
-      batch: B in [1, n].
-    """
+def _batch_variance(trace: float, n: int, batch: int) -> float:
+    """E‖g − ∇F_i‖² of B out of n samples, of the trace tr(Λ² S_i)."""
     return trace / batch * (n - batch) / max(n - 1, 1)
 
 
@@ -142,7 +134,7 @@ def exact(
         smallest = n % batch_size or min(batch_size, n)
         optima.append(samples.mean(0))
         trace = (lam**2 * samples.var(0)).sum()
-        variance.append(batch_variance(trace, n, smallest))
+        variance.append(_batch_variance(trace, n, smallest))
         low.append(samples[:smallest].mean(0))
         high.append(samples[-smallest:].mean(0))
     optima, variance = np.stack(optima), np.array(variance)
@@ -243,7 +235,7 @@ def _noise(
     grid = np.linspace(-1, 1, n)
     noise = rng.permuted(np.tile(grid[None, :, None], (N, 1, d)), axis=1)
     trace = (np.asarray(curvature, np.float64) ** 2).sum() * grid.var()
-    scale = np.sqrt(variance / batch_variance(trace, n, batch))
+    scale = np.sqrt(variance / _batch_variance(trace, n, batch))
     return scale[:, None, None] * noise
 
 

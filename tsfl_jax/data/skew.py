@@ -59,6 +59,8 @@ def skewed(
     """
     if not (settings.noise or settings.rotation or settings.label_noise):
         return dataset
+    from scipy import ndimage  # slow to import
+
     _check(dataset, partition, settings)
     x, y = dataset.x_train, dataset.y_train.copy()
     draws = rng.generator(seed, "skew")
@@ -67,22 +69,15 @@ def skewed(
     N, C = len(partition.indices), dataset.num_classes
     for i, rows in enumerate(_rows(partition)):
         level = i / max(N - 1, 1)
-        if settings.rotation * level:
-            x[rows] = _stored(_rotated(x[rows], settings.rotation * level), x.dtype)
+        if angle := settings.rotation * level:  # linear interpolation; outside is 0
+            images, options = x[rows].astype(np.float32), {"reshape": False, "order": 1}
+            x[rows] = _stored(ndimage.rotate(images, angle, (1, 2), **options), x.dtype)
         if settings.noise * level:
             noise = draws.standard_normal(x[rows].shape) * dataset.std
             x[rows] = _stored(x[rows] + settings.noise * level * noise, x.dtype)
         wrong = draws.permutation(rows)[: round(settings.label_noise * len(rows))]
         y[wrong] = (y[wrong] + draws.integers(1, C, len(wrong))) % C
     return dataset._replace(x_train=x, y_train=y)
-
-
-def _rotated(x: Shaped[np.ndarray, "n H W C"], degrees: float) -> np.ndarray:
-    """Images turned about their center, with linear interpolation; outside is 0."""
-    from scipy import ndimage  # slow to import
-
-    axes = (1, 2)
-    return ndimage.rotate(x.astype(np.float32), degrees, axes, reshape=False, order=1)
 
 
 def _stored(

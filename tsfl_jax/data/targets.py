@@ -15,11 +15,6 @@ from tsfl_jax.types import Dataset
 _TOLERANCE = 0.005  # of a share, which may be rounded to two digits
 
 
-def are_targets(y: Shaped[np.ndarray, "..."]) -> bool:
-    """Whether labels are targets: floats ``[M]`` or ``[M, O]``."""
-    return y.dtype.kind == "f" and 1 <= y.ndim <= 2 and y.size > 0
-
-
 def read(
     name: str, y_train: Shaped[np.ndarray, "M ..."], y_test: Shaped[np.ndarray, "Q ..."]
 ) -> tuple[list[Float[np.ndarray, "M *O"]], list[Int[np.ndarray, "M"]], int]:

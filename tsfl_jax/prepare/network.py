@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
-from tsfl_jax.data import in_memory, quadratic, targets
+from tsfl_jax.data import quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
 from tsfl_jax.models import losses, networks, replay, text, tracing
 from tsfl_jax.models.model import with_measures
@@ -158,8 +158,11 @@ def make_network(
             parts = _custom_network(custom.model, form, dataset)
         traced[key] = _with_measures(*parts, dataset, custom)
     network = traced[key]
-    slips = in_memory.notes(dataset, network.model.classifies)
-    return network._replace(notes=network.notes + slips)
+    if not targets.regresses(dataset):
+        return network
+    text = "labels are real numbers: a regression, without accuracy; "
+    text += "y_train.astype(int) makes them classes"
+    return network._replace(notes=(*network.notes, text))
 
 
 def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax import rng
-from tsfl_jax.data import class_counts, partition, whole_splits
+from tsfl_jax.data import partition, whole_splits
 from tsfl_jax.data.partition import PartitionConfig
 from tsfl_jax.data.whole_splits import Lists
 from tsfl_jax.sections import SeedsConfig
@@ -32,7 +32,7 @@ def hold_out(dataset: Dataset, number: int, seed: int) -> Int[np.ndarray, "V"]:
     if not number:
         return np.zeros(0, np.int64)
     generator = rng.generator(seed, "validation")
-    return class_counts.hold_out(dataset.y_train, number, generator)
+    return partition.hold_out(dataset.y_train, number, generator)
 
 
 def fix_samples(

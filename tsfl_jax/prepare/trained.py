@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import data, trees
+from tsfl_jax.data.inputs import package
 from tsfl_jax.models.networks import ModelConfig
 from tsfl_jax.prepare.network import Network
 from tsfl_jax.report import files
-from tsfl_jax.report.writers import library
 from tsfl_jax.types import Params, PRNGKey, UserError, user_code
 
 Named = dict[str, Any]  # of `trees.named`, {"params/Dense_0/kernel": array}
@@ -25,7 +25,7 @@ _EXPECTED = "expected a model.npz, .safetensors or .msgpack file, or a folder of
 
 def _from_orbax(path: pathlib.Path) -> Named:
     """The arrays of a tree, or of the newest finished step of a `CheckpointManager`."""
-    orbax = library("orbax.checkpoint", "orbax")
+    orbax = package("orbax.checkpoint", "orbax")
     step = path.resolve()
     if not (step / "_METADATA").exists():
         number = orbax.utils.step_from_checkpoint_name
@@ -61,10 +61,10 @@ def read(path: pathlib.Path) -> Named:
         if path.is_dir():
             return _from_orbax(path)
         if path.suffix == ".safetensors":
-            arrays = library("safetensors.numpy", "safetensors").load_file(path)
+            arrays = package("safetensors.numpy", "safetensors").load_file(path)
             return {name.replace(".", "/"): array for name, array in arrays.items()}
         if path.suffix == ".msgpack":
-            flax = library("flax.serialization", "flax")
+            flax = package("flax.serialization", "flax")
             return trees.named(flax.msgpack_restore(path.read_bytes()))
     raise UserError(f"--config.model.params={path}: {_EXPECTED}")
 

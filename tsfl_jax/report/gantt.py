@@ -76,22 +76,13 @@ def window(timeline: Timeline) -> float:
     return min(end, float(timeline.updates[-1]))
 
 
-def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
-    """(client, seconds) of tasks that were lost or given up until `end`."""
-    return [
-        (task.client, task.stop)
-        for task in timeline.tasks
-        if task.fate in (LOST, GIVEN_UP) and task.stop <= end
-    ]
-
-
 class _Chart(NamedTuple):
     """What a chart shows of a timeline, in text as in the figure; rows are clients."""
 
     names: list[str]  # of the rows, by tier
     bars: list[tuple[int, segments.Segment]]  # row and activity, by start
     labels: dict[str, str]  # of the kinds of activity that occur
-    losses: list[tuple[int, float]]  # row and seconds
+    losses: list[tuple[int, float]]  # row and seconds of those lost or given up
     updates: np.ndarray
 
 
@@ -104,6 +95,7 @@ def _chart(line: Timeline, end: float, most: int) -> _Chart:
     tiers = {i: f", tier {line.tier.get(i, '–')}" if line.tier else "" for i in clients}
     row = {client: k for k, client in enumerate(clients)}
     bars = [(row[s.client], s) for s in line.bars if s.client in row and s.start < end]
+    tasks = [t for t in line.tasks if t.fate in (LOST, GIVEN_UP) and t.stop <= end]
     kinds = {s.kind for _, s in bars}
     labels = {kind: look.label for kind, look in LOOKS.items() if kind in kinds}
     if segments.WAITING in kinds and not line.seconds:
@@ -112,7 +104,7 @@ def _chart(line: Timeline, end: float, most: int) -> _Chart:
         [f"{i}{tiers[i]}" for i in clients],
         sorted(bars, key=lambda bar: bar[1].start),
         labels,
-        [(row[i], at) for i, at in losses(line, end) if i in row],
+        [(row[t.client], t.stop) for t in tasks if t.client in row],
         line.updates[line.updates <= end],
     )
 

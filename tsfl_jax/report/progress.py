@@ -60,17 +60,10 @@ def summary_text(
     return "\n".join(lines)
 
 
-def progress_line(
+def _line(
     finished: int, total: int, spent: tuple[int, int, float], results: str
 ) -> str:
-    """Format how far a run or sweep is, in one line.
-
-    Args:
-      finished: intervals, of all runs of a sweep.
-      total: intervals of the whole.
-      spent: intervals, samples and seconds that speed and time left are taken from.
-      results: text on the results so far.
-    """
+    """How far a run or sweep is; `spent` is intervals, samples and seconds."""
     intervals, samples, seconds = spent
     speed = f"{samples / seconds:,.0f}" if seconds else "–"
     left = f"done in {_clock(seconds)}"
@@ -102,7 +95,7 @@ def bar(stream: IO[str] | None, total: int, first: int = 0) -> Iterator[Advance]
         nonlocal spent
         spent = spent[0] + intervals, spent[1] + samples, spent[2] + seconds
         finished = first + spent[0]
-        text = progress_line(finished, total, spent, results)
+        text = _line(finished, total, spent, results)
         if stream is not None and stream.isatty() and finished < total:
             log(stream, text[: shutil.get_terminal_size().columns - 1], end="")
         else:

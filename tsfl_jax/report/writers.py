@@ -7,13 +7,13 @@ function ``folder → Writer`` and a line of `WRITERS`.
 
 import csv
 import functools
-import importlib
 import os
 import pathlib
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from tsfl_jax.data.inputs import package
 from tsfl_jax.report import files, runs
 from tsfl_jax.types import UserError, nearest, user_code
 
@@ -29,16 +29,6 @@ class Writer(NamedTuple):
     start: Callable[[dict[str, Any], int], None] = lambda settings, finished: None
     # summary.json and the run's figures, paths of .png files.
     end: Callable[[dict[str, Any], list[pathlib.Path]], None] = lambda *results: None
-
-
-def library(name: str, extra: str) -> Any:
-    """A library that only one feature needs.
-
-    Raises:
-      UserError: it is not installed.
-    """
-    with user_code(f"{name} is not installed", f"pip install 'tsfl_jax[{extra}]'"):
-        return importlib.import_module(name)
 
 
 def _measured(record: Record) -> dict[str, float]:
@@ -75,7 +65,7 @@ def csv_writer(folder: pathlib.Path) -> Writer:
 
 def tensorboard_writer(folder: pathlib.Path) -> Writer:
     """TensorBoard: scalars by interval in ``tensorboard/``, and figures at the end."""
-    event_writer = library("tensorboardX", "tensorboard").SummaryWriter
+    event_writer = package("tensorboardX", "tensorboard").SummaryWriter
     open_files: list[Any] = []
 
     def start(settings: dict[str, Any], finished: int) -> None:
@@ -105,7 +95,7 @@ def wandb_writer(folder: pathlib.Path) -> Writer:
 
     WANDB_MODE=offline writes to the run's folder.
     """
-    wandb = library("wandb", "wandb")
+    wandb = package("wandb", "wandb")
     opened: list[Any] = []
 
     def start(settings: dict[str, Any], finished: int) -> None:
@@ -136,7 +126,7 @@ def mlflow_writer(folder: pathlib.Path) -> Writer:
 
     MLFLOW_TRACKING_URI says where.
     """
-    client = library("mlflow", "mlflow").MlflowClient()
+    client = package("mlflow", "mlflow").MlflowClient()
 
     def make_run() -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tsfl_jax")

@@ -3,7 +3,6 @@
 Nothing is compiled here. `report.gantt` shows the timeline.
 """
 
-import math
 import textwrap
 from typing import Any, NamedTuple
 
@@ -19,13 +18,13 @@ from tsfl_jax.prepare.prepare import (
     prepare_validated,
 )
 from tsfl_jax.prepare.workload import Workload
-from tsfl_jax.report.gantt import Timeline, figure_of, gantt, losses, window
+from tsfl_jax.report.gantt import Timeline, figure_of, gantt, window
 from tsfl_jax.run import memory
 from tsfl_jax.run.identity import labels_of, values_of
 from tsfl_jax.run.program import chunk_of
 from tsfl_jax.timeline import FRAMEWORKS, deliveries, segments
 from tsfl_jax.timeline.cohort import CHOOSING
-from tsfl_jax.timeline.trace import Trace
+from tsfl_jax.timeline.trace import GIVEN_UP, LOST, Trace
 from tsfl_jax.types import Schedule
 
 _COLUMNS, _NAME = 99, 15  # of a terminal, and of the names in it
@@ -191,7 +190,7 @@ def text(plan: Explanation) -> str:
     if line.seconds:
         shares = [f"{k} {100 * v:.1f} %" for k, v in line.shares.items() if v]
         table["clients' time"] = ", ".join(shares)
-        if lost := len(losses(line, math.inf)):
+        if lost := sum(task.fate in (LOST, GIVEN_UP) for task in line.tasks):
             table["lost"] = f"{lost:,} of {len(line.tasks):,} tasks lost or given up"
     width, platform = _width(plan.prepared, plan.mesh), plan.mesh.devices.flat[0]
     side = "one after another" if width == 1 else f"{width} side by side"

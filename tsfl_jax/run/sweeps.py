@@ -25,7 +25,7 @@ from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.backend import start_jax
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.prepare import Prepared, adopted, drawn_bytes, prepare_all
-from tsfl_jax.report import bands, files, progress, sweep_files, table
+from tsfl_jax.report import bands, files, progress, table
 from tsfl_jax.run import calls, checkpoint, grid, lanes, memory
 from tsfl_jax.run import summary as summaries
 from tsfl_jax.run.identity import (
@@ -59,11 +59,13 @@ class SweepResult(NamedTuple):
 
     def __repr__(self) -> str:
         """Two lines: what it is, what one can do with it."""
-        return sweep_files.text(self.swept, self.rows)
+        methods = ".rows .history .to_xarray() .to_pandas() .plot()"
+        runs = f"{len(self.rows):,} runs over {', '.join(self.swept)}"
+        return f"SweepResult: {runs}\n  {methods}"
 
     def _repr_html_(self) -> str:
         """The groups of runs as a table, for notebooks."""
-        groups = sweep_files.groups_table(self.swept, self.rows)
+        groups = bands.groups_table(self.swept, self.rows)
         return groups.to_html(index=False, max_rows=50, show_dimensions=True)
 
     def to_xarray(self) -> Any:
@@ -287,7 +289,7 @@ def _write_partly(sweep: Sweep, finished: Mapping[int, Finished]) -> None:
     if sweep.folder:
         title = f"{sweep.title}, {len(finished)} of {len(sweep.runs)} runs so far"
         rows = [finished[i].row for i in sorted(finished)]
-        sweep_files.write(sweep.folder, sweep.swept, rows, title)
+        bands.write_sweep(sweep.folder, sweep.swept, rows, title)
 
 
 def _result(sweep: Sweep, finished: Mapping[int, Finished]) -> SweepResult:
@@ -308,7 +310,7 @@ def _result(sweep: Sweep, finished: Mapping[int, Finished]) -> SweepResult:
     if sweep.folder:
         # What is left is of calls that another division into calls replaced.
         shutil.rmtree(sweep.folder / _RUNNING, ignore_errors=True)
-        sweep_files.write(sweep.folder, sweep.swept, rows, sweep.title, result._runs())
+        bands.write_sweep(sweep.folder, sweep.swept, rows, sweep.title, result._runs())
         settings = sweep.settings() | summaries.where_run()
         files.write_json(sweep.folder / "sweep.json", settings)
     return result

@@ -98,16 +98,6 @@ def test_clipping_bounds_the_step():
     np.testing.assert_allclose(change, 1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("number", [1, 44, 129])
-def test_few_scores_are_sorted_as_argsort_does(number):
-    rng = np.random.default_rng(number)
-    for _ in range(3):
-        scores = rng.integers(0, number, number).astype(np.float32)  # with ties
-        np.testing.assert_array_equal(
-            jax.jit(client._argsort)(scores), np.argsort(scores, kind="stable")
-        )
-
-
 def test_only_the_passes_that_a_client_makes_are_drawn():
     """One client after another: a table of one pass, not of the longest client's."""
     _, run = make(problems.mlp(), passes=50)

@@ -20,7 +20,6 @@ from tests.engine.test_scan import DATA, PROBLEM, SIZE, TAU
 from tests.problems import small
 from tsfl_jax.engine import client, devices, mapping
 from tsfl_jax.engine.program_spec import ProgramSpec
-from tsfl_jax.prepare import backend
 from tsfl_jax.run import runner
 from tsfl_jax.types import UserError
 
@@ -58,10 +57,6 @@ def test_numbers_of_64_bits_are_refused():
         tsfl_jax.simulate(small())
 
 
-def test_never_more_devices_than_clients():
-    assert backend.start_jax(small(num_clients=2, devices=4)).size == 2
-
-
 @pytest.mark.slow
 def test_no_operation_is_split_over_a_pool_of_threads():
     """Clients use all cores already."""
@@ -94,15 +89,6 @@ def test_a_group_is_on_one_device_whole_and_does_not_depend_on_their_number(
             real = [s for s in own[place : place + size] if s < number]
             wanted = range(group * size, min((group + 1) * size, number))
             assert not real or real == list(wanted)
-
-
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
-def test_side_by_side_no_entry_is_empty_but_to_fill_up(num_devices):
-    """One entry more than a block has room for would be trained as another block."""
-    for number in (64, 65, 100, 1000):
-        slots = devices.assign(np.ones((1, number), int), num_devices, grouped=False)
-        assert slots.shape[1] == num_devices * -(-number // num_devices)
-    assert devices.assign(np.ones((1, 1000), int), 1).shape == (1, 1000)
 
 
 def weighted(tau, rho, updates, visited=None):
@@ -218,8 +204,3 @@ def test_clients_are_assigned_inside_a_program_as_before_it(work, number):
     )
     before = devices.assign(np.array([work]), number)[0]
     np.testing.assert_array_equal(jax.jit(assigned)(jnp.array(work)), before)
-
-
-def test_what_needs_all_models():
-    with pytest.raises(UserError, match="algorithm=scaffold needs the models of all"):
-        tsfl_jax.simulate(small(train_all=False, algorithm="scaffold"))

@@ -119,7 +119,6 @@ class Block(nn.Module):
         return nn.relu(norm()(nn.Dense(4)(x))), None
 
 
-Jitted = nn.jit(Block)
 AXES = {"params": 0, "batch_stats": 0}
 Scanned = nn.scan(Block, AXES, split_rngs={"params": True}, length=2)
 
@@ -153,7 +152,6 @@ def folded(x):
 MASKED = {
     "time in rows": net(folded),
     "layer norm over rows": net(lambda x: nn.LayerNorm(reduction_axes=(0, 1))(x)),
-    "jit": net(lambda x: Jitted()(x)[0]),
     "scan": net(lambda x: Scanned()(x, None)[0]),
     "nnx list": lambda rngs: Listed(rngs),
     "nnx scan": lambda rngs: Stacked(rngs),

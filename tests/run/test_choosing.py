@@ -12,7 +12,6 @@ from tsfl_jax.config import replace
 from tsfl_jax.engine import client as local
 from tsfl_jax.prepare import prepare, workload
 from tsfl_jax.report import files
-from tsfl_jax.timeline.cohort import CHOOSING
 
 K, D = 3, 7
 SMALL = {
@@ -33,7 +32,6 @@ LATE = {
     "cohort__preferred": 60.0,
     "schedule__dropout": 0.2,
 }
-EACH = pytest.mark.parametrize("changes", [{}, LATE], ids=[*CHOOSING])
 
 
 def config_of(changes=(), **more):
@@ -120,15 +118,6 @@ def test_rules_see_only_those_that_are_chosen(algorithm, changes):
     other = tsfl_jax.simulate(plain, sampler=lambda draw: client[draw.number])
     same_history(result, other, rtol=1e-5, atol=1e-6)
     assert result.history["rho"].shape == (6, K)
-
-
-@pytest.mark.slow
-@EACH
-def test_side_by_side_within_rounding(changes):
-    config = config_of(changes, mapping="vmap", num_intervals=3)
-    result = tsfl_jax.simulate(config)
-    other = tsfl_jax.simulate(replace(config, {"mapping": "sequential"}))
-    same_history(result, other, rtol=1e-4, atol=1e-6)
 
 
 def test_files_have_those_that_were_chosen(tmp_path):

@@ -3,7 +3,6 @@
 import functools
 
 import numpy as np
-import pytest
 
 import tsfl_jax
 from tests.problems import small
@@ -46,8 +45,8 @@ def config_of(**changes):
 
 
 @functools.cache
-def own_of(devices: int = 1):
-    return tsfl_jax.simulate(config_of(devices=devices), dataset=DATA)
+def own_of():
+    return tsfl_jax.simulate(config_of(), dataset=DATA)
 
 
 def outputs(params, x):
@@ -76,9 +75,8 @@ def check_last(result, right, loss):
     assert result.summary["final_client_accuracy_worst"] == found[SERIES[1]]
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_own_samples_against_numpy(devices):
-    result, owner = own_of(devices), DATA.test_client
+def test_own_samples_against_numpy():
+    result, owner = own_of(), DATA.test_client
     assert owner is not None and owner.max() > N - 1  # of nobody who is scored
     right, loss = (
         np.array([values[owner == i].mean() for i in range(N)])
@@ -122,10 +120,7 @@ def test_files_of_a_run_and_of_a_sweep(tmp_path):
     assert "worst decile in %" in page.make_page([tmp_path / "sweep"])
 
 
-@pytest.mark.parametrize(
-    "framework", ["none", pytest.param("fedbuff", marks=pytest.mark.slow)]
-)
-def test_cohorts_score_those_who_are_ever_asked(framework, tmp_path):
+def test_cohorts_score_those_who_are_ever_asked(tmp_path):
     config = config_of(
         num_clients=40,
         cohort__size=3,
@@ -133,7 +128,6 @@ def test_cohorts_score_those_who_are_ever_asked(framework, tmp_path):
         partition__replacement=True,
         schedule__data_size=20,
         evaluation__clients="labels",
-        timeline__framework=framework,
         schedule__interval_seconds=3.0,
         schedule__dropout=0.3,
     )

@@ -187,8 +187,6 @@ def test_how_constants_are_estimated_belongs_to_rules_that_use_them():
         ({}, "once"),
         ({"constants__when": "interval"}, "interval"),
         ({"dms__coupling": 0.01}, ""),
-        ({"algorithm": "fedavg", "measure_clients": True}, "once"),
-        ({f"constants__{n}": 1.0 for n in GIVEN}, ""),
         ({f"constants__{n}": 1.0 for n in GIVEN[:2]}, "once"),
     ],
 )

@@ -84,13 +84,6 @@ def operations(config):
     return str(jax.make_jaxpr(made.run)(*arguments))
 
 
-def test_a_step_without_a_limit_computes_no_norm():
-    plain = operations(even(mapping="sequential", momentum=0.0))
-    for more in ({"clip_norm": 1.0}, {"momentum": 0.5}, {"proximal": True}):
-        config = even(mapping="sequential", **{"momentum": 0.0} | more)
-        assert plain.count(" mul ") < operations(config).count(" mul ")
-
-
 def test_no_step_of_even_work_is_frozen():
     """α would select between every weight and its update in every step."""
 

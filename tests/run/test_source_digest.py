@@ -36,16 +36,7 @@ def made(rate):
 thing = made(VALUE)
 """,
     "default": "thing = lambda x, rate=VALUE: rate * x",
-    "wraps": """
-def twice(f):
-    @functools.wraps(f)
-    def called(x):
-        return VALUE * f(x)
-    return called
-thing = twice(optax.global_norm)
-""",
     "partial": "thing = functools.partial(optax.sgd, learning_rate=VALUE)",
-    "jit": "thing = jax.jit(lambda x: VALUE * x)",
     "object": """
 class Loss:
     def __init__(self, rate):

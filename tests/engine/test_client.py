@@ -90,14 +90,6 @@ def test_any_optax_transformation():
     np.testing.assert_allclose(np.abs(step), 1e-2, rtol=1e-3)
 
 
-def test_clipping_bounds_the_step():
-    hp = problems.hparams(clip_norm=1e-3, lr=1.0)
-    variables, run = make(problems.mlp())
-    model, _ = run(one_client(1, 4), None, hp)
-    change = optax.tree.norm(optax.tree.sub(model, variables))
-    np.testing.assert_allclose(change, 1e-3, rtol=1e-4)
-
-
 def test_only_the_passes_that_a_client_makes_are_drawn():
     """One client after another: a table of one pass, not of the longest client's."""
     _, run = make(problems.mlp(), passes=50)

@@ -123,17 +123,6 @@ AXES = {"params": 0, "batch_stats": 0}
 Scanned = nn.scan(Block, AXES, split_rngs={"params": True}, length=2)
 
 
-class Listed(nnx.Module):
-    def __init__(self, rngs):
-        layers = [nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)]
-        self.layers = nnx.List([layers[0], layers[0], layers[1]])  # one is shared
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 class Stacked(nnx.Module):
     def __init__(self, rngs):
         make = nnx.vmap(lambda rngs: nnx.BatchNorm(4, rngs=rngs), axis_size=2)
@@ -153,7 +142,6 @@ MASKED = {
     "time in rows": net(folded),
     "layer norm over rows": net(lambda x: nn.LayerNorm(reduction_axes=(0, 1))(x)),
     "scan": net(lambda x: Scanned()(x, None)[0]),
-    "nnx list": lambda rngs: Listed(rngs),
     "nnx scan": lambda rngs: Stacked(rngs),
 }
 

@@ -147,18 +147,6 @@ def test_another_layout_is_another_experiment(folder):
         checkpoint.restore_latest(folder, _tree(0) | half, META)
 
 
-def test_leftovers_and_junk_are_ignored(folder):
-    (folder / ".15.npz.4321").write_text("half")
-    for name in ("notes.txt", "20", "007.npz", "old.npz"):
-        (folder / name).write_text("mine")
-    (folder / "30.npz").mkdir()
-    assert _restore(folder) == (10, [])
-    checkpoint.save(folder, 15, _tree(15), META)
-    assert _restore(folder)[0] == 15
-    names = {path.name for path in folder.iterdir() if path.stem.isdecimal()}
-    assert names == {"10.npz", "15.npz", "20", "007.npz", "30.npz"}
-
-
 def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old(folder, monkeypatch):
     def full(handle):
         raise OSError(28, "No space left on device")

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import tsfl_jax
 from tests import problems, reference_choice
@@ -100,17 +99,12 @@ def test_oort_is_its_reference_along_a_run():
     assert (times.lots.factor < 1).any()
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "changes"),
-    [("dms", LATE), pytest.param("scaffold", {}, marks=pytest.mark.slow)],
-)
-def test_rules_see_only_those_that_are_chosen(algorithm, changes):
+def test_rules_see_only_those_that_are_chosen():
     """The same as with a sampler that knows the choice beforehand."""
     config = config_of(
-        changes, algorithm=algorithm, schedule__dropout=0.0, partition__kind="iid"
+        LATE, algorithm="dms", schedule__dropout=0.0, partition__kind="iid"
     )
-    if algorithm == "dms":  # estimates before training would be of all candidates
-        config.constants.when = "interval"
+    config.constants.when = "interval"  # estimates before it would be of all candidates
     result = tsfl_jax.simulate(config)
     client = result.history["client"]
     plain = {"sampler": "uniform", "candidates": 0, "preferred": 100.0}

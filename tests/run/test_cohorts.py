@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 
 import tsfl_jax
 from tests import problems
@@ -73,16 +72,12 @@ def some_of_twenty(draw):
     return 3 * draw.rng.permutation(20)[: draw.size]
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["fedavg", pytest.param("dms", marks=pytest.mark.slow)]
-)
-def test_neither_n_nor_a_longer_run_matters(algorithm):
+def test_neither_n_nor_a_longer_run_matters():
     def run(**changes):
         schedule = {"kind": "distribution", "tau_groups": "uniform(1,3)"}
         changes |= {f"schedule__{name}": value for name, value in schedule.items()}
         # By nature who is asked depends on N.
-        config = config_of(algorithm=algorithm, **changes)
-        return tsfl_jax.simulate(config, sampler=some_of_twenty)
+        return tsfl_jax.simulate(config_of(**changes), sampler=some_of_twenty)
 
     short = run()
     same_history(short, run(num_clients=9000))

@@ -18,7 +18,7 @@ from tests.problems import small
 from tsfl_jax.models import networks
 from tsfl_jax.prepare import prepare
 from tsfl_jax.run import identity
-from tsfl_jax.run.source_digest import describe
+from tsfl_jax.run.identity import describe
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -171,7 +171,8 @@ def make(
         for members in lanes.group(runs) if is_new else ():
             memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
         open_folder(folder, locks)
-    digests = [_digest(prepared) for prepared in runs]
+    identities = (files.plain(identity_of(prepared)) for prepared in runs)
+    digests = [_digest(json.dumps(one, sort_keys=True)) for one in identities]
     hooks: dict[str, Any] = {"stream": stream, "stop": stop, "watch": watch}
     return Sweep(
         config=config,
@@ -186,11 +187,7 @@ def make(
     )
 
 
-def _digest(prepared: Prepared) -> str:
-    return _short_digest(json.dumps(files.plain(identity_of(prepared)), sort_keys=True))
-
-
-def _short_digest(text: str) -> str:
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -451,5 +448,5 @@ def _store(
     digests = [sweep.digests[i] for i in indices]
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))
-    name = _short_digest(f"{digests}{count}{devices}{rules}")
+    name = _digest(f"{digests}{count}{devices}{rules}")
     return calls.Store(sweep.folder / _RUNNING / name, {"call": name})

@@ -88,11 +88,3 @@ def test_any_optax_transformation():
     step = model["params"]["Dense_1"]["bias"] - variables["params"]["Dense_1"]["bias"]
     # Adam's first step has length lr in every coordinate.
     np.testing.assert_allclose(np.abs(step), 1e-2, rtol=1e-3)
-
-
-def test_only_the_passes_that_a_client_makes_are_drawn():
-    """One client after another: a table of one pass, not of the longest client's."""
-    _, run = make(problems.mlp(), passes=50)
-    jaxpr = str(jax.make_jaxpr(run)(one_client(2, 10)))
-    assert "[50," not in jaxpr
-    assert "[50," in str(jax.make_jaxpr(run)(one_client(2, 10), jnp.int32(40)))

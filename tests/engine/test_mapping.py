@@ -3,8 +3,6 @@
 That several devices give the bits of one: `test_same_bits`.
 """
 
-import os
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -38,17 +36,6 @@ def test_each_client_is_assigned_once_and_evenly(work, num_devices):
     padded = np.append(work[0], 0)
     loads = padded[slots.reshape(num_devices, -1)].sum(axis=1)
     assert loads.max() - loads.min() <= work.max()
-
-
-def test_devices_wait_for_each_other_unless_set_otherwise(monkeypatch):
-    stuck, end = (
-        f"--xla_cpu_collective_call_{name}_timeout_seconds"
-        for name in ("warn_stuck", "terminate")
-    )
-    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to=x {end}=9")
-    devices.start(0)
-    devices.start(0)
-    assert os.environ["XLA_FLAGS"] == f"--xla_dump_to=x {end}=9 {stuck}=604800"
 
 
 def test_numbers_of_64_bits_are_refused():

@@ -169,11 +169,6 @@ def test_samples_of_single_steps():
     assert known.work.deliveries.tolist() == [6, 6, 6, 0]
 
 
-def test_stacked_models_are_counted():
-    known = tsfl_jax.explain(small(algorithm="median", devices=1))
-    assert known.memory["stacked models"] == 8 * known.memory["global model"]
-
-
 def test_an_experiment_is_explained_from_python():
     """What ``tsfl explain`` prints, the numbers behind it, and the figure."""
     timed = {"timeline__framework": "sfl", "timeline__speed": "constant(1)"}

@@ -9,7 +9,6 @@ import tsfl_jax
 from tests.problems import small
 from tsfl_jax.engine import optimizers
 from tsfl_jax.prepare import prepare
-from tsfl_jax.prepare.backend import start_jax
 from tsfl_jax.run import lanes
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU")
@@ -71,19 +70,3 @@ def test_terms_that_a_step_has_and_those_that_it_has_not_are_two_programs(
     assert len(lanes.group(several)) == 2
     terms = [optimizers.terms_of(p.hparams)._asdict() for p in several]
     assert {n for n in terms[0] if terms[0][n] != terms[1][n]} == {name}
-
-
-def operations(config):
-    made, arrays = lanes.single(prepare.prepare(config), start_jax(config))
-    arguments = made.arguments(arrays, arrays.start, 0)
-    return str(jax.make_jaxpr(made.run)(*arguments))
-
-
-def test_no_step_of_even_work_is_frozen():
-    """α would select between every weight and its update in every step."""
-
-    def selects(config):
-        return operations(config).count("select_n")
-
-    frozen = even(tau=(1, 2, 2, 1), mapping="vmap")
-    assert selects(even()) < selects(frozen)

@@ -101,7 +101,8 @@ def run(
         if runs:
             sweeps.run_all(sweep.only(runs))
         with files.lock(folder, patience=PATIENCE):
-            missing = sweeps.number_missing(folder, sweep.digests)
+            paths = [sweeps.path_of(folder, digest) for digest in sweep.digests]
+            missing = sum(not path.exists() for path in paths)
             written = files.read_json(folder / "sweep.json") or {}
             settings = files.plain(sweep.settings())
             has_tables = settings | written == written

@@ -109,9 +109,8 @@ def summarize(
     results |= results_of(prepared, history)
     speed = results["samples_trained"] / seconds if seconds else float("nan")
     results |= {"compile_seconds": compile_seconds, "train_seconds": seconds}
-    results |= {"samples_per_second": speed}
     results |= {"num_discarded": int(history["num_discarded"].sum())}
-    return results | where_run()
+    return results | {"samples_per_second": speed} | where_run()
 
 
 def scores_of(history: dict[str, Any]) -> dict[str, Any]:

@@ -213,21 +213,16 @@ def check_no_shard(folder: pathlib.Path, but: str = ".") -> None:
                 pass
 
 
-def _path_of(folder: pathlib.Path, digest: str) -> pathlib.Path:
+def path_of(folder: pathlib.Path, digest: str) -> pathlib.Path:
     """The file of the finished run of that digest."""
     return folder / "lanes" / f"{digest}.npz"
-
-
-def number_missing(folder: pathlib.Path, digests: Sequence[str]) -> int:
-    """Those of some runs that have not finished."""
-    return sum(not _path_of(folder, digest).exists() for digest in digests)
 
 
 def _load(
     folder: pathlib.Path, prepared: Prepared, digest: str, warn: Callable[[str], None]
 ) -> History:
     """The arrays of a run that is whole on the disk; {}, with a warning: it is not."""
-    path = _path_of(folder, digest)
+    path = path_of(folder, digest)
     if not path.exists():
         return {}
     always = {*structures.History._fields} - {*structures.OPTIONAL} | {*_ALWAYS}
@@ -419,7 +414,7 @@ def _kept(sweep: Sweep, run: int, fields: scan.History, seconds: float) -> Finis
     if sweep.folder:
         digest = sweep.digests[run]
         named = history | {_NAME: np.array(digest)}
-        files.write_arrays(_path_of(sweep.folder, digest), named, compress=True)
+        files.write_arrays(path_of(sweep.folder, digest), named, compress=True)
     return _finished(sweep, run, history)
 
 

@@ -39,10 +39,8 @@ from tsfl_jax.rules.dms import (
     dms_weights,
     filter_probability,
 )
-from tsfl_jax.run.doors import simulate, sweep
+from tsfl_jax.run.doors import as_function, predict, simulate, sweep
 from tsfl_jax.run.explain import Explanation, explain
-from tsfl_jax.run.function import as_function
-from tsfl_jax.run.predict import predict
 from tsfl_jax.run.runner import Result
 from tsfl_jax.run.sweeps import SweepResult
 from tsfl_jax.theory import (

@@ -13,7 +13,7 @@ from tsfl_jax.config import SETTINGS, Config, replace, suggestion, validate, val
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, style, writers
-from tsfl_jax.run import explain, grid, ray_workers, runner, shards, sweeps
+from tsfl_jax.run import explain, grid, runner, shards, sweeps
 from tsfl_jax.types import UserError, nearest
 
 Flags = argparse.Namespace
@@ -230,7 +230,7 @@ def _sweep(flags: Flags, config: Config, points: grid.Points) -> None:
                 if shards.run(config, points, flags.shard, **options) is None:
                     return
             elif flags.ray is not None:
-                ray_workers.run(config, points, flags.ray, **options)
+                shards.run_on_ray(config, points, flags.ray, **options)
             else:
                 sweeps.run(config, points, **options)
     print((workdir / "summary.md").read_text(encoding="utf-8"))

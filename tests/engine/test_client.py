@@ -88,29 +88,3 @@ def test_any_optax_transformation():
     step = model["params"]["Dense_1"]["bias"] - variables["params"]["Dense_1"]["bias"]
     # Adam's first step has length lr in every coordinate.
     np.testing.assert_allclose(np.abs(step), 1e-2, rtol=1e-3)
-
-
-def test_clipping_bounds_the_step():
-    hp = problems.hparams(clip_norm=1e-3, lr=1.0)
-    variables, run = make(problems.mlp())
-    model, _ = run(one_client(1, 4), None, hp)
-    change = optax.tree.norm(optax.tree.sub(model, variables))
-    np.testing.assert_allclose(change, 1e-3, rtol=1e-4)
-
-
-@pytest.mark.parametrize("number", [1, 44, 129])
-def test_few_scores_are_sorted_as_argsort_does(number):
-    rng = np.random.default_rng(number)
-    for _ in range(3):
-        scores = rng.integers(0, number, number).astype(np.float32)  # with ties
-        np.testing.assert_array_equal(
-            jax.jit(client._argsort)(scores), np.argsort(scores, kind="stable")
-        )
-
-
-def test_only_the_passes_that_a_client_makes_are_drawn():
-    """One client after another: a table of one pass, not of the longest client's."""
-    _, run = make(problems.mlp(), passes=50)
-    jaxpr = str(jax.make_jaxpr(run)(one_client(2, 10)))
-    assert "[50," not in jaxpr
-    assert "[50," in str(jax.make_jaxpr(run)(one_client(2, 10), jnp.int32(40)))

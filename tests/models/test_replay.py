@@ -9,9 +9,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
-import tsfl_jax
 from tests.models.numerics import close, outcomes
-from tests.problems import small
 from tsfl_jax import rng
 from tsfl_jax.models import networks, replay
 from tsfl_jax.models.model import Model
@@ -168,51 +166,3 @@ def test_a_network_of_others_is_the_same(module):
             jax.jit(model.predict)(variables, x),
             rtol=1e-9,
         )
-
-
-class Repeated(nn.Module):
-    """A convolution in a while loop, which has no gradient backwards, of no weights."""
-
-    @nn.compact
-    def __call__(self, x):
-        blur = jnp.full((3, 3, 1, 1), 1 / 9)
-
-        def smooth(i, x):
-            return lax.conv_general_dilated(
-                x, blur, (1, 1), "SAME", dimension_numbers=TWO
-            )
-
-        x = lax.stop_gradient(x)
-        x = lax.while_loop(
-            lambda s: s[0] < 2, lambda s: (s[0] + 1, smooth(*s)), (0, x)
-        )[1]
-        return nn.Dense(10)(x.reshape(x.shape[0], -1))
-
-
-def test_what_stays_slow_is_a_note_and_lax_leaves_all():
-    config = small(None, algorithm="fedavg", num_intervals=1)
-    notes = str(tsfl_jax.explain(config, model=Repeated()))
-    assert "1 x conv_general_dilated stay as they are" in notes
-    model = networks.from_flax(Stranger())
-    x = jax.ShapeDtypeStruct((3, 8, 8, 1), float)
-    assert replay.replay(model, "lax", {}, x) == (model, ())
-
-
-class Axes(nn.Module):
-    """A convolution along all axes but the last one."""
-
-    @nn.compact
-    def __call__(self, x):
-        x, window = nn.Conv(5, (3,) * (x.ndim - 2))(x), (2,) * (x.ndim - 2)
-        return nn.Dense(2)(nn.max_pool(nn.relu(x), window, window).reshape(len(x), -1))
-
-
-def test_no_kernel_moves_along_the_features_of_a_sequence():
-    draws = np.random.default_rng(0)
-    x, y = draws.normal(size=(90, 9, 3)), draws.integers(0, 2, 90)
-    data = tsfl_jax.make_dataset(x[:80], y[:80], x[80:], y[80:])
-    config = small(None)
-    config.schedule.data_size = 16
-    known = tsfl_jax.explain(config, model=Axes(), dataset=data)
-    parameters = known.prepared.network.size
-    assert parameters == (3 * 3 * 5 + 5) + (4 * 5 * 2 + 2)

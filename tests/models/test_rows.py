@@ -119,20 +119,8 @@ class Block(nn.Module):
         return nn.relu(norm()(nn.Dense(4)(x))), None
 
 
-Jitted = nn.jit(Block)
 AXES = {"params": 0, "batch_stats": 0}
 Scanned = nn.scan(Block, AXES, split_rngs={"params": True}, length=2)
-
-
-class Listed(nnx.Module):
-    def __init__(self, rngs):
-        layers = [nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)]
-        self.layers = nnx.List([layers[0], layers[0], layers[1]])  # one is shared
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 class Stacked(nnx.Module):
@@ -153,9 +141,7 @@ def folded(x):
 MASKED = {
     "time in rows": net(folded),
     "layer norm over rows": net(lambda x: nn.LayerNorm(reduction_axes=(0, 1))(x)),
-    "jit": net(lambda x: Jitted()(x)[0]),
     "scan": net(lambda x: Scanned()(x, None)[0]),
-    "nnx list": lambda rngs: Listed(rngs),
     "nnx scan": lambda rngs: Stacked(rngs),
 }
 

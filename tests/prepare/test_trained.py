@@ -220,7 +220,7 @@ def test_parameters_are_part_of_the_experiment(params, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"lr_schedule": "cosine"}, "begun with 2, and lr_schedule=cosine depends"),
+        ({"algorithm": "learned"}, "was begun with 2, which lr_schedule=cosine, al"),
         ({"schedule.size_groups": "uniform(9, 40)"}, "another experiment .split:"),
     ],
 )

@@ -125,14 +125,6 @@ def test_damage_leads_to_the_checkpoint_before(folder, damage, interval, words):
     assert (interval is None) == any("no intact checkpoint" in n for n in notices)
 
 
-def test_saving_goes_on_after_a_fallback(folder):
-    (folder / "10.npz").write_text("")
-    assert _restore(folder)[0] == 5
-    checkpoint.save(folder, 7, _tree(7), META)  # report_every may have changed
-    assert sorted(os.listdir(folder)) == ["5.npz", "7.npz"]
-    assert _restore(folder)[0] == 7
-
-
 def test_another_experiment_is_recognized_by_its_settings(folder):
     meta = META | {"lr": 0.1, "data": {"name": "mnist", "shape": (28, 28)}, "new": True}
     with pytest.raises(UserError) as caught:
@@ -155,18 +147,6 @@ def test_another_layout_is_another_experiment(folder):
         checkpoint.restore_latest(folder, _tree(0) | half, META)
 
 
-def test_leftovers_and_junk_are_ignored(folder):
-    (folder / ".15.npz.4321").write_text("half")
-    for name in ("notes.txt", "20", "007.npz", "old.npz"):
-        (folder / name).write_text("mine")
-    (folder / "30.npz").mkdir()
-    assert _restore(folder) == (10, [])
-    checkpoint.save(folder, 15, _tree(15), META)
-    assert _restore(folder)[0] == 15
-    names = {path.name for path in folder.iterdir() if path.stem.isdecimal()}
-    assert names == {"10.npz", "15.npz", "20", "007.npz", "30.npz"}
-
-
 def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old(folder, monkeypatch):
     def full(handle):
         raise OSError(28, "No space left on device")
@@ -176,11 +156,3 @@ def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old(folder, monkeypat
         checkpoint.save(folder, 15, _tree(15), META)
     assert "\n" not in str(caught.value)
     assert sorted(os.listdir(folder)) == ["10.npz", "5.npz"]
-
-
-def test_a_save_waits_until_the_last_one_is_amortized():
-    assert checkpoint.LastSave().due(0.0)
-    written = checkpoint.LastSave(at=100.0, cost=0.2)  # 2 % of 10 s
-    assert not written.due(109.9) and written.due(110.1)
-    slow = checkpoint.LastSave(at=100.0, cost=1000.0)
-    assert not slow.due(390.0) and slow.due(401.0)

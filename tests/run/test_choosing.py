@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import tsfl_jax
 from tests import problems, reference_choice
@@ -12,7 +11,6 @@ from tsfl_jax.config import replace
 from tsfl_jax.engine import client as local
 from tsfl_jax.prepare import prepare, workload
 from tsfl_jax.report import files
-from tsfl_jax.timeline.cohort import CHOOSING
 
 K, D = 3, 7
 SMALL = {
@@ -33,7 +31,6 @@ LATE = {
     "cohort__preferred": 60.0,
     "schedule__dropout": 0.2,
 }
-EACH = pytest.mark.parametrize("changes", [{}, LATE], ids=[*CHOOSING])
 
 
 def config_of(changes=(), **more):
@@ -102,17 +99,12 @@ def test_oort_is_its_reference_along_a_run():
     assert (times.lots.factor < 1).any()
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "changes"),
-    [("dms", LATE), pytest.param("scaffold", {}, marks=pytest.mark.slow)],
-)
-def test_rules_see_only_those_that_are_chosen(algorithm, changes):
+def test_rules_see_only_those_that_are_chosen():
     """The same as with a sampler that knows the choice beforehand."""
     config = config_of(
-        changes, algorithm=algorithm, schedule__dropout=0.0, partition__kind="iid"
+        LATE, algorithm="dms", schedule__dropout=0.0, partition__kind="iid"
     )
-    if algorithm == "dms":  # estimates before training would be of all candidates
-        config.constants.when = "interval"
+    config.constants.when = "interval"  # estimates before it would be of all candidates
     result = tsfl_jax.simulate(config)
     client = result.history["client"]
     plain = {"sampler": "uniform", "candidates": 0, "preferred": 100.0}
@@ -120,15 +112,6 @@ def test_rules_see_only_those_that_are_chosen(algorithm, changes):
     other = tsfl_jax.simulate(plain, sampler=lambda draw: client[draw.number])
     same_history(result, other, rtol=1e-5, atol=1e-6)
     assert result.history["rho"].shape == (6, K)
-
-
-@pytest.mark.slow
-@EACH
-def test_side_by_side_within_rounding(changes):
-    config = config_of(changes, mapping="vmap", num_intervals=3)
-    result = tsfl_jax.simulate(config)
-    other = tsfl_jax.simulate(replace(config, {"mapping": "sequential"}))
-    same_history(result, other, rtol=1e-4, atol=1e-6)
 
 
 def test_files_have_those_that_were_chosen(tmp_path):

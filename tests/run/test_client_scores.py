@@ -1,7 +1,5 @@
 """Scores of clients from the settings to the files, in runs, sweeps and cohorts."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -45,9 +43,11 @@ def config_of(**changes):
     return small(**settings | changes)
 
 
-@functools.cache
-def own_of(devices: int = 1):
-    return tsfl_jax.simulate(config_of(devices=devices), dataset=DATA)
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """The folder and the result of a run that scores own samples."""
+    folder = tmp_path_factory.mktemp("own") / "run"
+    return folder, tsfl_jax.simulate(config_of(), dataset=DATA, workdir=folder)
 
 
 def outputs(params, x):
@@ -76,9 +76,8 @@ def check_last(result, right, loss):
     assert result.summary["final_client_accuracy_worst"] == found[SERIES[1]]
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_own_samples_against_numpy(devices):
-    result, owner = own_of(devices), DATA.test_client
+def test_own_samples_against_numpy(own):
+    result, owner = own[1], DATA.test_client
     assert owner is not None and owner.max() > N - 1  # of nobody who is scored
     right, loss = (
         np.array([values[owner == i].mean() for i in range(N)])
@@ -101,17 +100,16 @@ def test_label_mix_against_numpy():
     check_last(result, *(each @ (np.stack(mix) / np.sum(mix, 1, keepdims=True)).T))
 
 
-def test_files_of_a_run_and_of_a_sweep(tmp_path):
-    tsfl_jax.simulate(config_of(), dataset=DATA, workdir=tmp_path / "run")
-    rows = files.read_metrics(tmp_path / "run" / "metrics.jsonl")
-    history = own_of().history
+def test_files_of_a_run_and_of_a_sweep(own, tmp_path):
+    folder, history = own[0], own[1].history
+    rows = files.read_metrics(folder / "metrics.jsonl")
     for name in SERIES:
         assert [row[name] for row in rows] == files.plain(history[name])
-    arrays = files.read_arrays(tmp_path / "run" / "clients.npz")
+    arrays = files.read_arrays(folder / "clients.npz")
     np.testing.assert_array_equal(arrays["tested_client"], np.arange(N))
     worst = arrays["final_accuracy"].min()
     assert worst == history["client_accuracy_worst"][-1]
-    text = page.make_page([tmp_path / "run"])
+    text = page.make_page([folder])
     assert "worst decile, %" in text and "mean over clients in %" in text
     config = config_of(evaluation__clients="labels")
     sweep = {"dataset": DATA, "workdir": tmp_path / "sweep"}
@@ -122,10 +120,7 @@ def test_files_of_a_run_and_of_a_sweep(tmp_path):
     assert "worst decile in %" in page.make_page([tmp_path / "sweep"])
 
 
-@pytest.mark.parametrize(
-    "framework", ["none", pytest.param("fedbuff", marks=pytest.mark.slow)]
-)
-def test_cohorts_score_those_who_are_ever_asked(framework, tmp_path):
+def test_cohorts_score_those_who_are_ever_asked(tmp_path):
     config = config_of(
         num_clients=40,
         cohort__size=3,
@@ -133,7 +128,6 @@ def test_cohorts_score_those_who_are_ever_asked(framework, tmp_path):
         partition__replacement=True,
         schedule__data_size=20,
         evaluation__clients="labels",
-        timeline__framework=framework,
         schedule__interval_seconds=3.0,
         schedule__dropout=0.3,
     )

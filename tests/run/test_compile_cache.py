@@ -57,12 +57,6 @@ def test_a_second_launch_compiles_nothing_and_gives_the_same(tmp_path):
     assert second["accuracy"] == first["accuracy"]
 
 
-def test_the_settings_of_jax_are_kept(tmp_path):
-    # The suite's own folder, set in conftest.
-    folder = backend.use_cache("auto")
-    assert folder is not None and backend.use_cache("off") == folder
-
-
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     file = tmp_path / "file"
     file.write_text("")

@@ -10,7 +10,6 @@ import pathlib
 import shutil
 
 import numpy as np
-import optax
 import pytest
 
 import tsfl_jax
@@ -141,7 +140,6 @@ REFUSED = [
     ("summary.json", edited(compile_seconds="5"), "compile_seconds is '5'; delete"),
     ("checkpoints", gone, "holds a run without checkpoints; choose another"),
     (".lock", folder_instead, "Is a directory"),
-    ("lanes", lambda p: p.mkdir(), "holds a sweep"),
 ]
 
 
@@ -266,7 +264,6 @@ def test_a_single_run_and_a_sweep_do_not_share_a_folder(exp, folder, whole_sweep
 OTHERS = [
     ({"lr": 0.5}, {}, "another experiment .*lr"),
     ({"num_intervals": 5}, {}, "another experiment .num_intervals: 6 → 5"),
-    ({}, {"optimizer": optax.adam(1e-3)}, "another experiment"),
     ({"model__hidden": 50}, {"model": networks.MLP(10, 9)}, "another experiment"),
 ]
 

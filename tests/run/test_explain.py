@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
 import tsfl_jax
 from tests import problems
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
-from tsfl_jax.report import gantt, style
 from tsfl_jax.run import explain
 from tsfl_jax.timeline import FRAMEWORKS, segments, ticks
 from tsfl_jax.timeline.fleet import exact, online_in
@@ -171,11 +169,6 @@ def test_samples_of_single_steps():
     assert known.work.deliveries.tolist() == [6, 6, 6, 0]
 
 
-def test_stacked_models_are_counted():
-    known = tsfl_jax.explain(small(algorithm="median", devices=1))
-    assert known.memory["stacked models"] == 8 * known.memory["global model"]
-
-
 def test_an_experiment_is_explained_from_python():
     """What ``tsfl explain`` prints, the numbers behind it, and the figure."""
     timed = {"timeline__framework": "sfl", "timeline__speed": "constant(1)"}
@@ -192,33 +185,6 @@ def test_an_experiment_is_explained_from_python():
     assert max(map(len, words.splitlines())) <= 99
     axes = known.plot().axes[0]
     assert axes.get_xlabel() == "virtual time in seconds"
-
-
-@pytest.mark.parametrize("name", ["none", "tsfl"])
-def test_text_and_figure(name, tmp_path):
-    timed = {
-        "timeline__framework": name,
-        "timeline__jitter": 0.4,
-        "timeline__download": "uniform(0.1,0.2)",
-        "timeline__upload": "uniform(0.1,0.2)",
-    }
-    known = tsfl_jax.explain(
-        small(
-            **timed if name != "none" else {},
-            schedule__interval_seconds=4.0,
-            schedule__dropout=0.2,
-            num_clients=7,
-        )
-    )
-    chart = gantt.gantt(known.timeline, gantt.window(known.timeline))
-    for line in f"{explain.text(known)}\n{chart}".splitlines():
-        assert len(line) <= 100 and line == line.rstrip()
-    assert chart.count("client") == 7 and "|" in chart.splitlines()[0]
-    assert "█" in chart and "not" not in chart
-    for path in style.save_both(known.plot(), tmp_path / "timeline"):
-        assert path.stat().st_size > 1000
-    pixels = imread(tmp_path / "timeline.png")[..., :3]
-    assert 0.05 < (pixels < 0.9).any(-1).mean() < 0.9
 
 
 def test_the_command_line_trains_nothing(tmp_path, launch):

@@ -123,11 +123,6 @@ def test_under_every_rule_they_stay(algorithm):
             assert all(not np.array_equal(leaf, first[name]) for leaf in leaves)
 
 
-def test_what_asks_the_global_model_is_refused():
-    with pytest.raises(UserError, match="says nothing alone"):
-        tsfl_jax.explain(config_of(measure_clients=True))
-
-
 def buffered(algorithm="fedbuff", **settings):
     """FedBuff whose fastest client delivers twice or three times in a buffer."""
     timeline = {

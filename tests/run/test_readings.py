@@ -16,7 +16,6 @@ from tsfl_jax.prepare import prepare
 from tsfl_jax.prepare.workload import draw_workload
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import RoundInfo
-from tsfl_jax.run import initial_estimates
 from tsfl_jax.run.identity import identity_of
 from tsfl_jax.types import Constants, UserError
 
@@ -159,9 +158,6 @@ def test_new_samples_have_the_classes_of_the_old_ones():
     assert (other[1] == rows[0][1]).all() and (other[0] != rows[0][0]).any()
 
 
-GIVEN = ("smoothness", "grad_sq_norm", "grad_variance")
-
-
 def config_of(**changes):
     settings = {"num_intervals": 2, "schedule__kind": "case1"}
     return small(**settings | {"schedule__data_size": 32} | changes)
@@ -179,19 +175,3 @@ def test_how_constants_are_estimated_belongs_to_rules_that_use_them():
     assert identity() != identity(**other)
     measured = {"algorithm": "fedavg", "measure_clients": True}
     assert identity(**measured) != identity(**measured, **other)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "once"),
-        ({"constants__when": "interval"}, "interval"),
-        ({"dms__coupling": 0.01}, ""),
-        ({"algorithm": "fedavg", "measure_clients": True}, "once"),
-        ({f"constants__{n}": 1.0 for n in GIVEN}, ""),
-        ({f"constants__{n}": 1.0 for n in GIVEN[:2]}, "once"),
-    ],
-)
-def test_when_constants_are_estimated(changes, expected):
-    prepared = prepare.prepare(config_of(**changes))
-    assert initial_estimates.when(prepared) == expected

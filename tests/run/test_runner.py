@@ -18,14 +18,9 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import runner
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return folder, tsfl_jax.simulate(small(), workdir=folder)
-
-
-def test_files_of_a_run(finished):
-    folder, result = finished
+def test_files_of_a_run(tmp_path):
+    folder = tmp_path / "run"
+    result = tsfl_jax.simulate(small(), workdir=folder)
     names = {path.name for path in folder.iterdir()}
     arrays = {"checkpoints", "clients.npz", "model.npz"}
     texts = {".lock", "config.json", "metrics.jsonl", "summary.json"}
@@ -63,16 +58,6 @@ def test_files_of_a_run(finished):
     assert saved["schedule"]["data_size"] == 48
     for name in ("curves.png", "participation.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_finished_run_is_not_run_again(finished):
-    folder, first = finished
-    before = problems.files(folder)
-    result = tsfl_jax.simulate(small(), workdir=folder)
-    # Of the process that ran it.
-    for name in ("compile_seconds", "train_seconds"):
-        assert result.summary[name] == first.summary[name] > 0
-    problems.same(problems.files(folder), before)
 
 
 def test_total_loss_stops_the_run_with_the_last_good_model(tmp_path):

@@ -33,7 +33,7 @@ CHOSEN = ["power_of_choice", "oort"]
 EVEN = {"schedule__kind": "distribution", "schedule__tau_groups": "uniform(1,4)"}
 KINDS = {
     "fedavg": {"algorithm": "fedavg"},
-    "dms": {"momentum": 0.5, "num_clients": 5},  # neither 2 nor 4 devices divide 5
+    "dms": {"momentum": 0.5, "num_clients": 5},  # 2 devices do not divide 5
     "scaffold": EVEN | {"algorithm": "scaffold"},
     "learning rates": EVEN
     | {"algorithm": "fedavg", "lr_schedule": "exponential", "lr_decay": 0.9},
@@ -142,10 +142,6 @@ def on_two_devices(kind, folder, expected, tmp_path):
     same_results(result, expected)
 
 
-def on_four_devices(kind, folder, expected, tmp_path):
-    same_results(tsfl_jax.simulate(config_of(kind, devices=4)), expected)
-
-
 @pytest.mark.parametrize(
     "kind", ["scaffold", *(pytest.param(n, marks=pytest.mark.slow) for n in CHOSEN)]
 )
@@ -156,21 +152,19 @@ def test_a_call_that_is_filled_up_changes_no_bit(kind):
     same_results(*results)
 
 
-WAYS = [resumed, longer, in_a_sweep, on_two_devices, on_four_devices]
+WAYS = [resumed, longer, in_a_sweep, on_two_devices]
 # The schedule of other kinds depends on T, or what is drawn along it.
 ONLY = {
     longer: [
         *("scaffold", "learning rates", "timeline", "local layers"),
         *("cohort", "power_of_choice", "oort"),
     ],
-    on_four_devices: ["fedavg", "dms"],
 }
 FAST = {
     resumed: ["dms", "cohort", "oort", "local layers"],
     longer: ["scaffold", "learning rates", "timeline"],
     in_a_sweep: ["scaffold in cohorts", "oort", "local layers", "online"],
     on_two_devices: ["dms", "oort", "local layers with a period"],
-    on_four_devices: [],
 }
 
 

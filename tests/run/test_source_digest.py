@@ -18,7 +18,7 @@ from tests.problems import small
 from tsfl_jax.models import networks
 from tsfl_jax.prepare import prepare
 from tsfl_jax.run import identity
-from tsfl_jax.run.source_digest import describe
+from tsfl_jax.run.identity import describe
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -36,16 +36,7 @@ def made(rate):
 thing = made(VALUE)
 """,
     "default": "thing = lambda x, rate=VALUE: rate * x",
-    "wraps": """
-def twice(f):
-    @functools.wraps(f)
-    def called(x):
-        return VALUE * f(x)
-    return called
-thing = twice(optax.global_norm)
-""",
     "partial": "thing = functools.partial(optax.sgd, learning_rate=VALUE)",
-    "jit": "thing = jax.jit(lambda x: VALUE * x)",
     "object": """
 class Loss:
     def __init__(self, rate):

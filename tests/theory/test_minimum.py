@@ -247,20 +247,6 @@ def test_a_bound_that_is_valid_for_some_weights_only():
     np.testing.assert_allclose(found.value, bound(found.rho, tau, c), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("lr", "variance"), [(1e-6, 1e6), (1e-1, 1e-6)])
-def test_float32_finds_nearly_the_same_weights(lr, variance):
-    rng = np.random.default_rng(0)
-    tau = np.stack([TAU, TAU[::-1], np.full(6, 3)])
-    variance = variance * rng.uniform(1, 2, 6)
-    gamma = rng.uniform(0, 0.1, 6)
-    c = constants(lr=lr, grad_variance=variance, dissimilarity=gamma)
-    c = cases.cast(c, np.float32)
-    single, double = solve(tau, c, np.float32), solve(tau, c)
-    assert single.converged and double.converged
-    np.testing.assert_allclose(single.rho, double.rho, atol=2e-5)
-    np.testing.assert_allclose(single.value, double.value, rtol=1e-6)
-
-
 # ---- Properties ----
 
 

@@ -319,11 +319,8 @@ def test_heterogeneity_degree():
 
 
 OUT_OF_RANGE = {
-    r"constants.lr = 0.0: expected 0 < η < ∞": {"lr": 0.0},
     r"constants.lr has shape \[1\]: expected \[\]": {"lr": [0.1]},
-    r"grad_variance\[1\] = -1.0": {"grad_variance": [1, -1.0]},
     r"tau\[1\] = -2: expected .*, finite local iterations ≥ 0": {"tau": [1, -2]},
-    r"tau\[1, 0\] = inf": {"tau": [[1, 2], [np.inf, 2]]},
     r"tau = \[\[1\], \[1, 2\]\]": {"tau": [[1], [1, 2]]},
     r"rho has shape \[1\]: expected \[2\]": {"rho": [0.5]},
     r"rho\[1\] = nan: expected .*finite": {"rho": [0.5, np.nan]},

@@ -17,8 +17,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from tsfl_jax import rng, trees
-from tsfl_jax.engine import hooks, optimizers
-from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.engine import optimizers
+from tsfl_jax.engine.program_spec import (
+    BatchGradient,
+    Parts,
+    ProgramSpec,
+    Step,
+    Stepped,
+)
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
 from tsfl_jax.types import Array as AnyArray
@@ -215,7 +221,7 @@ def _step(
         x, y = parts.hooks.augment(key, batch.x, batch.y)
         batch = batch._replace(x=x, y=y)
 
-    def gradient(params: Params) -> hooks.BatchGradient:
+    def gradient(params: Params) -> BatchGradient:
         at = {**variables, "params": params}
         (_, (changed, loss)), gradient = batch_gradient(parts.model, at, batch)
         if parts.spec.proximal:
@@ -224,21 +230,21 @@ def _step(
             )
         if jax.tree.leaves(start.gradient_correction):
             gradient = optax.tree.add(gradient, start.gradient_correction)
-        return hooks.BatchGradient(gradient, changed, loss)
+        return BatchGradient(gradient, changed, loss)
 
-    def apply(at_batch: hooks.BatchGradient) -> hooks.Stepped:
+    def apply(at_batch: BatchGradient) -> Stepped:
         gradient, changed, loss = at_batch
         params = variables["params"]
         updates, state = optimizer.update(gradient, carry.optimizer, params)
         changed = {**changed, "params": optax.apply_updates(params, updates)}
-        return hooks.Stepped(changed, state, loss)
+        return Stepped(changed, state, loss)
 
     if parts.hooks.client_step:
         key = jax.random.fold_in(rng.fold(start.key, "own step"), k)
         inputs = variables, carry.optimizer, batch.x, batch.y, batch.mask, key
-        step = hooks.Step(*inputs, start.variables, hparams, k, gradient, apply)
+        step = Step(*inputs, start.variables, hparams, k, gradient, apply)
         with user_code("client_step fails", "expected a function of a Step -> Stepped"):
-            stepped = hooks.Stepped(*parts.hooks.client_step(step))
+            stepped = Stepped(*parts.hooks.client_step(step))
     else:
         stepped = apply(gradient(variables["params"]))
     loss, samples = carry.loss + stepped.loss, carry.samples + batch.mask.sum()

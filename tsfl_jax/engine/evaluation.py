@@ -158,14 +158,6 @@ def _loss(mean: Float[types.Array, "*G"]) -> Float[types.Array, "*G"]:
     return jnp.where(jnp.isnan(mean), jnp.inf, mean)
 
 
-def nothing(model: Model, group_size: Int[types.Array, "G"] | None = None) -> Scores:
-    """Scores that were not measured."""
-    missing, number = jnp.float32(jnp.nan), len(model.metrics)
-    by_group = None if group_size is None else jnp.full(len(group_size), jnp.nan)
-    metrics = jnp.full(number, jnp.nan) if number else None
-    return Scores(missing, missing, metrics, by_group, by_group)
-
-
 def evaluate_personal(
     parts: Parts,
     params: Params,

@@ -354,14 +354,11 @@ def evaluate_if_due(interval: Interval, new: State) -> evaluation.Scores:
             parts, params, states, problem.client, scored, hparams, score
         )
 
-    number = scored.client if scored else sizes
-    return lax.cond(
-        inputs.evaluate,
-        test,
-        lambda *_: evaluation.nothing(parts.model, number),
-        new.params,
-        new.uplinks,
-    )
+    def nothing(*given: Any) -> evaluation.Scores:
+        shapes = jax.eval_shape(test, *given)
+        return jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
+
+    return lax.cond(inputs.evaluate, test, nothing, new.params, new.uplinks)
 
 
 def record(

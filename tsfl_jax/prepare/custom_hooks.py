@@ -9,8 +9,8 @@ from tsfl_jax import data, rng
 from tsfl_jax.config import SETTINGS
 from tsfl_jax.data import targets
 from tsfl_jax.engine import optimizers
-from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History
+from tsfl_jax.engine.program_spec import Hooks
 from tsfl_jax.models import networks, tracing
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Dataset, UserError

@@ -21,7 +21,7 @@ from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
-from tsfl_jax.engine.hooks import Hooks
+from tsfl_jax.engine.program_spec import Hooks
 from tsfl_jax.models import precision
 from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.prepare.custom_hooks import Custom

@@ -51,9 +51,10 @@ class Progress(NamedTuple):
 
 def at_start(program: Program, arrays: Arrays) -> Progress:
     """The progress before the first interval, on the host; nothing is compiled."""
+    arguments = program.arguments(arrays, arrays.start, 0)
     history = jax.tree.map(
         lambda a: np.zeros((a.shape[0], program.intervals, *a.shape[2:]), a.dtype),
-        program.history_shapes(arrays),
+        jax.eval_shape(program.run, *arguments)[1],
     )
     return Progress(jax.device_get(arrays.start), history, np.float64(0), np.int64(0))
 
@@ -82,13 +83,6 @@ class Store(NamedTuple):
         """Save the progress, whose state is on the host."""
         interval = int(progress.finished)
         checkpoint.save(self.folder, interval, progress, self.identity)
-
-
-def _until_lost(chunk: Chunk) -> Chunk:
-    """The chunk of a single run up to the interval in which it lost its model."""
-    length = int(np.argmax(chunk.history.diverged[0])) + 1
-    history = jax.tree.map(lambda a: a[:, :length], chunk.history)
-    return chunk._replace(last=chunk.first + length, history=history)
 
 
 def train(
@@ -123,7 +117,10 @@ def train(
         # Nothing more happens to a single run that has lost its model.
         diverged = chunk.history.diverged
         is_lost = len(diverged) == 1 and bool(diverged[0, -1])
-        chunk = _until_lost(chunk) if is_lost else chunk
+        if is_lost:
+            length = int(np.argmax(diverged[0])) + 1
+            history = jax.tree.map(lambda a, n=length: a[:, :n], chunk.history)
+            chunk = chunk._replace(last=chunk.first + length, history=history)
         progress = progress.added(chunk)
         is_last = is_lost or chunk.last == compiled.program.intervals
         is_stopped = not is_last and stop()

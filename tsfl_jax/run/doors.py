@@ -1,20 +1,36 @@
-"""The two doors from Python: `simulate` one run, `sweep` many.
+"""The doors from Python: `simulate` one run, `sweep` many, `predict`, `as_function`.
 
-They train the same way and differ in the files they leave.
+The first two train the same way and differ in the files they leave. `as_function` is an
+experiment as a pure function of arrays, for `jax.jit`, `jax.grad`, `jax.vmap`.
 """
 
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tsfl_jax import command
-from tsfl_jax.config import Config
-from tsfl_jax.engine import optimizers
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float, Num
+
+from tsfl_jax import command, trees
+from tsfl_jax.config import Config, replace
+from tsfl_jax.data import in_memory, targets
+from tsfl_jax.engine import client, devices, evaluation, optimizers, scan
+from tsfl_jax.prepare import backend, trained
+from tsfl_jax.prepare.prepare import (
+    accepted,
+    load_dataset,
+    network_of,
+    prepare_validated,
+)
 from tsfl_jax.report import writers as reporting
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.run import ray_workers, runner, sweeps
-from tsfl_jax.types import Array, Dataset, Params
+from tsfl_jax.run import lanes, runner, shards, sweeps
+from tsfl_jax.types import Array, Dataset, HParams, Params, PRNGKey
 
 
 def simulate(
@@ -61,7 +77,7 @@ def simulate(
     Raises:
       UserError: an input that cannot work, in one line.
     """
-    runner.check_outputs(workdir, writers)
+    reporting.check(writers)
     custom = {"model": model, "dataset": dataset, "optimizer": optimizer, "loss": loss}
     custom |= {"aggregator": aggregator, "metrics": metrics, "augment": augment}
     custom |= {"client_step": client_step, "partition": partition, "sampler": sampler}
@@ -108,7 +124,90 @@ def sweep(
     options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop}
     if ray is not False:
         address = "" if ray is True else ray
-        return ray_workers.run(
+        return shards.run_on_ray(
             config, swept, address, workdir=workdir, **options, **custom
         )
     return sweeps.run(config, swept, workdir=workdir, watch=watch, **options, **custom)
+
+
+class Arguments(NamedTuple):
+    """What the function of an experiment takes, in this order."""
+
+    state: scan.State  # w^0 in `params`, and the rule's state
+    key: PRNGKey  # that all random streams of training are folded from
+    hparams: HParams  # float32 scalars
+    problem: scan.Problem  # samples, test set, index table
+    inputs: scan.Inputs  # the schedule, leading axis [T]
+
+
+def as_function(config: Config, **custom: Any) -> tuple[scan.Run, Arguments]:
+    """Make the pure function of an experiment, and the arrays it runs on.
+
+    ``run(*arguments) -> (state, history)`` trains all T intervals. Where the network is
+    smooth it has derivatives with respect to every float among the arguments, and to
+    what an aggregation rule of the user's own closes over. Reverse mode needs clients
+    side by side, which is what ``mapping="auto"`` means here. The arguments may be
+    changed; of τ and |D_i| neither a client's mini-batch steps in an interval nor its
+    passes may exceed the most that the schedule they were made of has.
+
+    Args:
+      config: all settings; `devices` and `checkpoint` have no effect.
+      **custom: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
+
+    Returns:
+      (run, `Arguments`), for one device.
+
+    Raises:
+      UserError: an input that cannot work, in one line.
+    """
+    config, parts = accepted(config, **custom)
+    if config.mapping == "auto":
+        config = replace(config, {"mapping": "vmap"})
+    with jax.ensure_compile_time_eval():  # also while a caller is being traced
+        prepared = prepare_validated(config, parts)
+        mesh = devices.make_mesh(1, config.num_clients)
+        program, arrays = lanes.single(prepared, mesh)
+        arguments = Arguments(*lanes.arguments_of_run(arrays, len(prepared.steps)))
+    # The term of μ stays where μ = 0, and clients where ρ_i = 0, for their derivatives;
+    # and τ may be changed.
+    spec = dataclasses.replace(program.spec, proximal=True, train_all=True, even=False)
+    parts = program.parts._replace(optimizer=prepared.optimizer, spec=spec)
+    return scan.make_run(parts), arguments
+
+
+def predict(
+    config: Config, params: Params, *, model: Any = None, dataset: Dataset | None = None
+) -> tuple[Float[np.ndarray, "M ..."], Num[np.ndarray, "M ..."]]:
+    """Outputs of the network on the whole test set, with its labels or targets.
+
+    For scores that are no means over the samples, such as macro-F1, AUC or calibration:
+    hand both to a library such as scikit-learn.
+
+    Args:
+      config: that of the run.
+      params: Flax variables, such as `Result.params`.
+      model: as for `simulate`.
+      dataset: as for `simulate`.
+
+    Returns:
+      float32 ``[M, O]``, logits where the network classifies (of tokens
+      ``[M, S, O]``); int32 ``[M]``, or targets as float32 ``[M, ...]``.
+
+    Raises:
+      UserError: a setting, file or data set that cannot work, in one line.
+    """
+    config, custom = accepted(config, model=model, dataset=dataset)
+    backend.start_jax(config)
+    data = load_dataset(config) if dataset is None else in_memory.check(dataset)
+    network = network_of(config, data, custom)
+    params = trained.fitted(trees.named(params), network.params, "params=")
+    labels, model = targets.of(data)[1], network.model
+    test = evaluation.make_test_set(data.x_test, labels)
+    mean, scale = (jnp.asarray(a, jnp.float32) for a in (data.mean, 1.0 / data.std))
+    samples = client.Samples(test.x, test.y, mean, scale)
+
+    def outputs(params: Params, x: jax.Array) -> jax.Array:
+        return lax.map(lambda b: model.predict(params, client.scaled(samples, b)), x)
+
+    batches = np.asarray(jax.jit(outputs)(params, test.x), np.float32)
+    return batches.reshape(-1, *batches.shape[2:])[: len(labels)], labels

@@ -21,7 +21,6 @@ from tsfl_jax.prepare.rule_settings import arrays as settings_arrays
 from tsfl_jax.run import initial_estimates
 from tsfl_jax.run import program as programs
 from tsfl_jax.run.identity import values_of
-from tsfl_jax.run.program_key import keys_of, rules_of
 
 ONE_CALL = 4  # runs one after another: a killed call loses their work
 
@@ -30,7 +29,7 @@ def group(prepared_runs: Sequence[Prepared]) -> list[list[int]]:
     """Indices of the experiments that share a program, in order of appearance."""
     keys: list[Any] = []
     groups: list[list[int]] = []
-    for index, key in enumerate(keys_of(prepared_runs)):
+    for index, key in enumerate(programs.sharing_keys(prepared_runs)):
         if key not in keys:  # a key need not be hashable
             keys.append(key)
             groups.append([])
@@ -120,7 +119,7 @@ def make_arrays(
     keys = [programs.keys_of(p) for p in lanes]
     init_keys, train_keys = (jnp.stack(part) for part in zip(*keys, strict=True))
     state = _first_states(group, lanes, init_keys)
-    rules = rules_of(group.members)
+    rules = programs.rules_of(group.members)
     kinds = tuple(dict.fromkeys(k for p in group.members for k in p.sections))
     hparams = []
     for i, p in enumerate(runs):
@@ -156,7 +155,7 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.State:
     """w^0 and the rules' states, ``[L, ...]`` on all devices."""
-    first, rules = lanes[0], rules_of(group.members)
+    first, rules = lanes[0], programs.rules_of(group.members)
 
     def init(keys: jax.Array, sizes: Any, samples: local.Samples) -> scan.State:
         def of_run(lane: Any) -> scan.State:

@@ -2,29 +2,36 @@
 
 `Program` is the function, `Arrays` what it runs on, `Compiled` what XLA made of both.
 The same generator of chunks serves runs and sweeps.
+
+Two experiments share a program if their specs agree but for fields that can be merged,
+if the same functions are put in, and if their arrays have the same structure and
+shapes. No list of settings decides it.
 """
 
+import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tsfl_jax import rng
+from tsfl_jax import components, data, rng
 from tsfl_jax.config import seeds_of
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
-from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models import flop
 from tsfl_jax.prepare.custom_hooks import input_dtype
-from tsfl_jax.prepare.prepare import Prepared, evaluated
+from tsfl_jax.prepare.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.report import progress
-from tsfl_jax.run.program_key import merged_spec, rules_of
-from tsfl_jax.types import HParams, PRNGKey
+from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.run import initial_estimates
+from tsfl_jax.run.identity import values_of
+from tsfl_jax.types import HParams, PRNGKey, parts_of
 
 
 class Arrays(NamedTuple):
@@ -76,11 +83,6 @@ class Program(NamedTuple):
         whole = devices.place(self.mesh, whole, scan.WHOLE)
         inputs = devices.place(self.mesh, inputs, scan.INPUTS_SPEC)
         return *whole, arrays.problem, inputs
-
-    def history_shapes(self, arrays: Arrays) -> scan.History:
-        """Shapes and types of a call's history ``[L, R, ...]``; nothing is compiled."""
-        arguments = self.arguments(arrays, arrays.start, 0)
-        return jax.eval_shape(self.run, *arguments)[1]
 
     def lower(self, *arguments: Any) -> jax.stages.Lowered:
         """Trace for arrays or shapes; the state is donated."""
@@ -193,7 +195,7 @@ def _by_work(prepared: Prepared) -> int:
 
 
 def make_program(members: list[Prepared], mesh: Mesh) -> Program:
-    """The program of experiments with the same key, see `program_key`.
+    """The program of experiments with the same key, see `sharing_keys`.
 
     Runs take turns where their clients do, else they go side by side. On a CPU whose
     clients were put side by side by choice of `prepare`, runs take turns, too: they fit
@@ -282,3 +284,121 @@ def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
     seeds = seeds_of(prepared.config)
     model, batches = rng.key(seeds.model), rng.key(seeds.batches)
     return rng.fold(model, "initial model"), batches
+
+
+# Digests of arrays that all runs of a program share.
+_SHARED = ("data", "scale", "first parameters", "client tests")
+# Fields of a spec in which runs of one program may differ → the program's value.
+_MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "batch_size": max,  # of the largest client, if that holds less than a mini-batch
+    "passes": max,
+    "longest": max,
+    "even": all,
+    "lr_varies": any,
+}
+
+
+def spec_of(prepared: Prepared) -> ProgramSpec:
+    """What shapes the program of one experiment."""
+    config, times = prepared.config, prepared.workload.schedule
+    # A mini-batch has no more rows than the largest client holds samples.
+    batch_size = min(config.batch_size, int(prepared.partition.capacity.max()))
+    iteration, longest = config.schedule.iteration, int(prepared.steps.max())
+    waves, estimated = prepared.waves, initial_estimates.when(prepared) == "interval"
+    return ProgramSpec(
+        batch_size=batch_size,
+        iteration=iteration,
+        passes=local.most_passes(times.tau, times.size, batch_size, iteration),
+        mapping=prepared.mapping,
+        block=min(config.client_block or prepared.slots, prepared.slots),
+        longest=longest,
+        # Else some clients stop at 0 steps.
+        even=config.train_all
+        and waves == 1
+        and bool((prepared.steps == longest).all()),
+        proximal=optimizers.terms_of(prepared.hparams).mu,
+        lr_varies=config.lr_schedule != "constant",
+        estimates=Estimates(
+            constants=(estimated,),
+            gradients=(prepared.rule.mixing.uses_gradients or config.measure_clients,),
+            method=config.constants.estimator,
+        ),
+        choice=config.cohort.choice,
+        regret=config.measure_regret,
+        train_all=config.train_all,
+        frozen=parts_of(config.model.frozen),
+        snapshots=times.snapshots,
+        waves=waves,
+    )
+
+
+def rules_of(members: Sequence[Prepared]) -> tuple[Aggregator, ...]:
+    """The rules of some experiments, each once, in order of appearance."""
+    return tuple(dict.fromkeys(p.rule for p in members))
+
+
+def merged_spec(members: Sequence[Prepared]) -> ProgramSpec:
+    """What shapes the program of experiments with the same key."""
+    specs = [spec_of(p) for p in members]
+    fields = {n: merge([getattr(s, n) for s in specs]) for n, merge in _MERGED.items()}
+    fields["even"] &= len({s.longest for s in specs}) == 1
+    of_rules: dict[Aggregator, list[Estimates]] = {}
+    for prepared, spec in zip(members, specs, strict=True):
+        of_rules.setdefault(prepared.rule, []).append(spec.estimates)
+    estimates = Estimates(
+        constants=tuple(any(e.constants[0] for e in es) for es in of_rules.values()),
+        gradients=tuple(any(e.gradients[0] for e in es) for es in of_rules.values()),
+        method=specs[0].estimates.method,
+    )
+    return dataclasses.replace(specs[0], estimates=estimates, **fields)
+
+
+def sharing_keys(prepared_runs: Sequence[Prepared]) -> list[tuple[Any, ...]]:
+    """What experiments must agree on to share a program, of each."""
+    measured = {
+        p.rule for p in prepared_runs if initial_estimates.when(p) == "interval"
+    }
+    return [_key_of(p, measured) for p in prepared_runs]
+
+
+def _key_of(prepared: Prepared, measured: Collection[Aggregator]) -> tuple[Any, ...]:
+    """One of the keys; of rules in `measured` runs estimate L, G² and σ²."""
+    spec, values = spec_of(prepared), values_of(prepared)
+    estimates = Estimates((), (), spec.estimates.method)
+    declared = [d for k in prepared.sections for d in components.declared(k).items()]
+    static = [name for name, (_, setting) in declared if setting.static]
+    is_sgd = prepared.optimizer is optimizers.sgd
+    rule, snapshots = prepared.rule, prepared.workload.schedule.snapshots
+    # Among earlier models, rules share the state that goes with these, and what their
+    # updates are measured against.
+    shared = (rule.server.init, rule.mixing.deltas) if snapshots else ()
+    return (
+        dataclasses.replace(spec, estimates=estimates, **dict.fromkeys(_MERGED)),
+        [values[name] for name in ("batch_size", "measure_clients", *static)],
+        prepared.network.model[1:],  # without the function that draws w^0
+        prepared.optimizer,
+        optimizers.terms_of(prepared.hparams) if is_sgd else None,
+        [*map(id, prepared.hooks)],  # the functions need not be hashable
+        prepared.uplinks,
+        rule if rule.stacks else shared,  # one that stacks has a program of its own
+        rule in measured
+        and not initial_estimates.when(prepared),  # lacks what others have
+        _shapes_of(prepared),
+        [*map(prepared.fingerprints.get, _SHARED)],
+        data.fingerprint(evaluated(prepared)),
+    )
+
+
+def _shapes_of(prepared: Prepared) -> Any:
+    """Of a run's arrays; numbers of clients and samples are filled up and left out."""
+    times = prepared.workload.schedule
+    schedule = times._replace(notes=())
+    leaves, structure = jax.tree.flatten((schedule, prepared.held_out))
+    tested, online = prepared.tested, prepared.config.partition.online
+    return (
+        structure,
+        tuple((np.shape(a), str(np.asarray(a).dtype)) for a in leaves),
+        counts_of(prepared).groups,
+        online,  # has an index of samples by class
+        getattr(tested, "share", None) is not None,
+    )

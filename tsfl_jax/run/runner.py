@@ -12,8 +12,6 @@ import numpy as np
 
 from tsfl_jax import command
 from tsfl_jax.config import Config, flat
-from tsfl_jax.engine import scan
-from tsfl_jax.models import tracing
 from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.prepare import (
     Prepared,
@@ -94,15 +92,6 @@ class Result(NamedTuple):
     def plot(self) -> Any:
         """A Matplotlib figure of accuracy and losses against the interval."""
         return runs.curves(self.history, self.summary)
-
-
-def check_outputs(
-    workdir: str | pathlib.Path | None, writers: Sequence[reporting.Choice]
-) -> None:
-    """Refuse what cannot be written to, before the work."""
-    if workdir is not None:
-        report.folder_of(workdir)
-    reporting.check(writers)
 
 
 def run(
@@ -186,12 +175,13 @@ def _adapt(
     intervals = saved.get("num_intervals", config.num_intervals)
     if intervals >= config.num_intervals:
         return progress, exp.identity
-    is_cosine = config.lr_schedule == "cosine"
-    if is_cosine or _reads_intervals(exp):
-        cause = "lr_schedule=cosine" if is_cosine else "the training"
+    custom = exp.prepared.custom
+    is_custom = any((custom.aggregator, custom.client_step, custom.optimizer))
+    if is_custom or config.lr_schedule == "cosine" or config.algorithm == "learned":
         raise UserError(
             f"--config.num_intervals={config.num_intervals}: the run was begun with "
-            f"{intervals}, and {cause} depends on it; choose another --workdir"
+            f"{intervals}, which lr_schedule=cosine, algorithm=learned and a rule, "
+            "optimizer or client_step of your own may read; choose another --workdir"
         )
     updates = shapes[".history.diverged"][1]
     first = jax.tree.map(lambda a: a[:updates] if np.ndim(a) else a, times)
@@ -199,18 +189,6 @@ def _adapt(
     shorter = jax.tree.map(lambda a: a[:, :updates], progress.history)
     identity = exp.identity | {"num_intervals": intervals} | digests
     return progress._replace(history=shorter), identity
-
-
-def _reads_intervals(exp: Experiment) -> bool:
-    """Whether anything but the schedule of η, such as a rule, reads T."""
-    spec = dataclasses.replace(exp.program.spec, lr_varies=False)
-    run = scan.make_run(exp.program.parts._replace(spec=spec))
-    arguments = lanes.arguments_of_run(exp.arrays, exp.program.chunk)
-    jaxpr = jax.make_jaxpr(run)(*arguments).jaxpr
-    marks = jax.tree.map(lambda _: False, list(arguments))
-    marks[2] = marks[2]._replace(lr_total=True)
-    pairs = zip(jax.tree.leaves(marks), tracing.used(jaxpr), strict=True)
-    return any(m and u for m, u in pairs)
 
 
 def _store(exp: Experiment, folder: pathlib.Path) -> calls.Store:
@@ -285,7 +263,6 @@ def _finish(
     state = jax.tree.map(lambda a: a[0], jax.device_get(progress.state))
     named, seconds = summaries.named_of(prepared, history), float(progress.seconds)
     summary = summaries.summarize(prepared, exp.labels, named, seconds, compile_seconds)
-    summary["notes"] += summaries.negative_variances(state.params)
     finished, total = int(progress.finished), exp.program.intervals
     if finished < total and not history.diverged[-1]:
         summary["notes"].append(

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tsfl_jax import command, trees
+from tsfl_jax import command
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.network import delivers
@@ -109,9 +109,8 @@ def summarize(
     results |= results_of(prepared, history)
     speed = results["samples_trained"] / seconds if seconds else float("nan")
     results |= {"compile_seconds": compile_seconds, "train_seconds": seconds}
-    results |= {"samples_per_second": speed}
     results |= {"num_discarded": int(history["num_discarded"].sum())}
-    return results | where_run()
+    return results | {"samples_per_second": speed} | where_run()
 
 
 def scores_of(history: dict[str, Any]) -> dict[str, Any]:
@@ -145,15 +144,6 @@ def history_notes(history: dict[str, Any]) -> list[str]:
         f"in {count} of {len(worked)} intervals the rule's weights were NaN or "
         "their sum was not positive, so that the model stayed as it was"
     ]
-
-
-def negative_variances(variables: Params) -> list[str]:
-    """A note where a running variance of the model is negative, infinite or NaN."""
-    arrays = named_arrays(trees.parted(variables)[1])
-    variances = {n: a for n, a in arrays.items() if "var" in n.rpartition("/")[2]}
-    wrong = [n for n, a in variances.items() if not ((a >= 0) & np.isfinite(a)).all()]
-    start = "negative or infinite at the end of the run: "
-    return [start + ", ".join(wrong)] if wrong else []
 
 
 def rows_of(

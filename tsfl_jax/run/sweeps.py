@@ -173,7 +173,8 @@ def make(
         for members in lanes.group(runs) if is_new else ():
             memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
         open_folder(folder, locks)
-    digests = [_digest(prepared) for prepared in runs]
+    identities = (files.plain(identity_of(prepared)) for prepared in runs)
+    digests = [_digest(json.dumps(one, sort_keys=True)) for one in identities]
     hooks: dict[str, Any] = {"stream": stream, "stop": stop, "watch": watch}
     return Sweep(
         config=config,
@@ -188,11 +189,7 @@ def make(
     )
 
 
-def _digest(prepared: Prepared) -> str:
-    return _short_digest(json.dumps(files.plain(identity_of(prepared)), sort_keys=True))
-
-
-def _short_digest(text: str) -> str:
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -218,21 +215,16 @@ def check_no_shard(folder: pathlib.Path, but: str = ".") -> None:
                 pass
 
 
-def _path_of(folder: pathlib.Path, digest: str) -> pathlib.Path:
+def path_of(folder: pathlib.Path, digest: str) -> pathlib.Path:
     """The file of the finished run of that digest."""
     return folder / "lanes" / f"{digest}.npz"
-
-
-def number_missing(folder: pathlib.Path, digests: Sequence[str]) -> int:
-    """Those of some runs that have not finished."""
-    return sum(not _path_of(folder, digest).exists() for digest in digests)
 
 
 def _load(
     folder: pathlib.Path, prepared: Prepared, digest: str, warn: Callable[[str], None]
 ) -> History:
     """The arrays of a run that is whole on the disk; {}, with a warning: it is not."""
-    path = _path_of(folder, digest)
+    path = path_of(folder, digest)
     if not path.exists():
         return {}
     always = {*structures.History._fields} - {*structures.OPTIONAL} | {*_ALWAYS}
@@ -427,7 +419,7 @@ def _kept(sweep: Sweep, run: int, fields: scan.History, seconds: float) -> Finis
     if sweep.folder:
         digest = sweep.digests[run]
         named = history | {_NAME: np.array(digest)}
-        files.write_arrays(_path_of(sweep.folder, digest), named, compress=True)
+        files.write_arrays(path_of(sweep.folder, digest), named, compress=True)
     return _finished(sweep, run, history)
 
 
@@ -456,5 +448,5 @@ def _store(
     digests = [sweep.digests[i] for i in indices]
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))
-    name = _short_digest(f"{digests}{count}{devices}{rules}")
+    name = _digest(f"{digests}{count}{devices}{rules}")
     return calls.Store(sweep.folder / _RUNNING / name, {"call": name})

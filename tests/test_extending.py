@@ -215,7 +215,7 @@ HELD_BACK = Uplink(init, send=send, section=HeldBack)
 USE = """
 import numpy as np
 import tsfl_jax
-from tsfl_jax import settings_page
+from tsfl_jax import __main__ as commands
 from tsfl_jax.config import replace
 from tsfl_jax.prepare import prepare
 
@@ -245,7 +245,7 @@ start, half, whole = (
     )
 )
 np.testing.assert_allclose(half, (whole + start) / 2, rtol=1e-5, atol=1e-7)
-page = settings_page.markdown()
+page = commands.markdown()
 for name in ("data.spread", "partition.share", "model.bias", "timeline.quota"):
     assert f"| `{name}` |" in page
 assert "| `root.power` | `0.5` | ≥ 0 and ≤ 1 |" in page

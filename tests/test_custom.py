@@ -199,9 +199,8 @@ def test_the_function_of_an_experiment_trains_what_its_arguments_say():
     less = arguments.inputs._replace(tau=jnp.ones_like(arguments.inputs.tau))
     found, _ = jax.jit(run)(*arguments._replace(inputs=less))
     config.schedule.tau = (1,)
-    run, arguments = tsfl_jax.as_function(config)
-    expected, _ = jax.jit(run)(*arguments)
-    chex.assert_trees_all_close(found.params, expected.params, rtol=1e-5, atol=1e-7)
+    expected = tsfl_jax.simulate(config).params
+    chex.assert_trees_all_close(found.params, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_loss_and_metrics():
@@ -236,7 +235,6 @@ def test_outputs_that_are_no_numbers_are_no_results():
     assert (history["test_accuracy"] == 0).all()  # it was the share of class 0
     assert (history["test_loss"] == np.inf).all()
     assert summary["final_test_loss"] == np.inf
-    assert any("infinite or NaN in 2 tested" in note for note in summary["notes"])
 
 
 @pytest.mark.slow

@@ -143,23 +143,6 @@ def test_other_data_clients_or_seconds_are_refused(tmp_path, changes, words):
     assert list(tmp_path.iterdir()) == []  # nothing was trained
 
 
-def test_a_setting_is_set_where_a_framework_reads_it():
-    configs = [config_files.load(path) for path in FILES]
-    changes = {"timeline.buffer": 3, "timeline.local_iterations": 2, "lr": 0.1}
-    frameworks = [config.timeline.framework for config in configs]
-    for config, framework in zip(configs, frameworks, strict=True):
-        mine = compare._settings_of(framework, changes, frameworks)
-        assert ("timeline.buffer" in mine) == (framework == "fedbuff")
-        assert ("timeline.local_iterations" in mine) == (framework != "tsfl")
-        assert axes.changed(config, mine).lr == 0.1
-    # Where none of them reads it, it is refused.
-    sfl = configs[frameworks.index("sfl")]
-    with pytest.raises(UserError, match="buffer=3: would be ignored .* to fedbuff"):
-        prepare.prepare(
-            axes.changed(sfl, compare._settings_of("sfl", changes, ["sfl", "afl"]))
-        )
-
-
 @pytest.mark.slow
 def test_a_small_comparison_from_end_to_end(tmp_path, capsys):
     changes = [f"--set={name}={value}" for name, value in SMALL.items()]

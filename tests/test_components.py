@@ -7,7 +7,6 @@ import numpy as np
 from tsfl_jax import components
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.averages import KINDS, Staleness
-from tsfl_jax.rules.dms_rule import DMS
 
 
 @component("shape")
@@ -29,14 +28,6 @@ def test_choices_are_indices_and_numbers_float32():
         assert components.arrays(Staleness(kind=kind)).kind == place
 
 
-def test_values_that_follow_from_others_are_filled_in():
-    found = components.arrays(DMS())
-    assert np.isnan(found.coupling) and np.isinf(found.late)
-    assert np.isinf(found.weight_limit)
-    found = components.arrays(DMS(coupling=0.25, late=3, weight_limit=2.0))
-    assert (found.coupling, found.late, found.weight_limit) == (0.25, 3, 2)
-
-
 def test_static_fields_alone_make_another_program():
     def compiled(*several):
         count = chex.assert_max_traces(lambda own: own.scale * own.sides, n=2)
@@ -47,8 +38,3 @@ def test_static_fields_alone_make_another_program():
     several = Shape(scale=1.0), Shape(scale=2.0, form="round"), Shape(sides=4)
     assert compiled(*several) == [3.0, 6.0, 8.0]
     chex.clear_trace_counter()
-
-
-def test_declared_settings_have_flat_names():
-    kind, known = components.declared(Shape)["shape.form"]
-    assert kind is str and known.choices == ("round", "flat")

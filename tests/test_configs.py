@@ -122,10 +122,7 @@ def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
     [
         ("timeline.framework", ["safa"], ["sofa"], "did you mean 'safa'"),
         ("lr", [1e-9, 5], [0, math.nan, 1e39, 1e-50], "a finite float32 number > 0"),
-        ("fedasync.gamma", [0, 0.99], [1, -0.1, math.nan], "≥ 0 and < 1"),
-        ("timeline.fraction", [1, 0.1], [0, 1.1, math.nan], "> 0 and ≤ 1"),
         ("timeline.lag", [0, 7.0], [-1, 1.5, math.inf], "a whole number ≥ 0"),
-        ("seed", [0, 2**32 - 1], [2**32, 10**400], "≥ 0 and ≤ 4,294,967,295"),
         ("data.shape", [(8, 8)], [(2**31,)], "a whole number ≤ 2,147,483,647"),
     ],
 )

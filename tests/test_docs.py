@@ -44,24 +44,6 @@ def test_pages_are_short_to_read():
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
 
 
-def test_markup_in_docstrings_is_escaped():
-    sys.path.insert(0, str(DOCS / "_extensions"))
-    try:
-        import docstrings
-    finally:
-        sys.path.pop(0)
-    assert docstrings.escape("‖w* − w‖, |D_i| and Σ_ `a*b` ``c*``") == (
-        r"‖w\* − w‖, \|D_i\| and Σ\_ `a*b` ``c*``"
-    )
-    assert docstrings.escape("*as printed* w* a *b") == r"*as printed* w\* a \*b"
-    assert docstrings.is_formula(["K = (1/N) Σ_i τ_i."])
-    assert not docstrings.is_formula(["Weights by data size, ρ_i ∝ |D_i|: FedAvg."])
-    from tsfl_jax.types import Delivery
-
-    found = docstrings.fields(Delivery)
-    assert tuple(found) == Delivery._fields and all(note for _, note in found.values())
-
-
 @pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
     pytest.importorskip("sphinx")

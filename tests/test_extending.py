@@ -91,45 +91,10 @@ def weights(info, hparams):
 
 ROOT = Aggregator(Mixing(weights), sections=(Root,))
 '''
-USE = """
-import numpy as np
-import tsfl_jax
-from tsfl_jax.prepare import prepare
-from tsfl_jax.run import lanes
-from tsfl_jax import settings_page
-
-config = tsfl_jax.Config(algorithm="root", num_intervals=2, num_clients=4, batch_size=8)
-config.schedule.kind, config.schedule.size_groups = "case1", "constant(8); constant(32)"
-config.report_every = 2
-config.root.power = 0.0
-result = tsfl_jax.simulate(config)
-np.testing.assert_allclose(result.history["rho"], 0.25, rtol=1e-6)
-points = {"root.power": [0.0, 0.5, 1.0]}
-several = [tsfl_jax.config.replace(config, {"root.power": p}) for p in (0.0, 1.0)]
-groups = lanes.group(prepare.prepare_all(several))
-assert groups == [[0, 1]]  # one program
-swept = tsfl_jax.sweep(config, points, workdir="sweep")
-rho = swept.history["rho"]
-np.testing.assert_allclose(rho[0], 0.25, rtol=1e-6)
-np.testing.assert_allclose(rho[2, :, 3] / rho[2, :, 0], 4, rtol=1e-5)
-assert "root" in str(tsfl_jax.explain(config))
-assert "| `root.power` | `0.5` | ≥ 0 and ≤ 1 |" in settings_page.markdown()
-for wrong in ({"algorithm": "dms"}, {"root.power": 2.0}):
-    try:
-        tsfl_jax.simulate(tsfl_jax.config.replace(config, wrong))
-    except tsfl_jax.UserError as error:
-        print(error)
-"""
 
 
 def used(folder: pathlib.Path, parts: dict[str, tuple[str, str, str]], use: str) -> str:
-    """What a program prints that uses a copy of the package with further parts.
-
-    Args:
-      folder: for the copy.
-      parts: file → its text, the file of its table, and the line there.
-      use: text of the program.
-    """
+    """What a program prints that uses a copy of the package with further parts."""
     there, package = pathlib.Path(tsfl_jax.__file__).parent, folder / "tsfl_jax"
     shutil.copytree(there, package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(there.parent / "configs", folder / "configs")
@@ -153,19 +118,6 @@ def used(folder: pathlib.Path, parts: dict[str, tuple[str, str, str]], use: str)
     return found.stdout
 
 
-def test_a_rule_is_one_file_and_one_line_of_the_table(tmp_path):
-    """It trains, is swept in one program, explained, reported and documented."""
-    line = 'AGGREGATORS: dict[str, Aggregator] = {\n"root": ROOT,'
-    parts = {"rules/root.py": (NEW_RULE, "rules/__init__.py", line)}
-    ignored, outside = used(tmp_path, parts, USE).splitlines()
-    assert ignored == (
-        "--config.root.power=0.0: would be ignored with --config.algorithm=dms; it "
-        "belongs to root"
-    )
-    assert outside.startswith("--config.root.power=2.0: must be a finite float32")
-    assert (tmp_path / "sweep" / "summary.md").exists()
-
-
 SOURCE = """
 import numpy as np
 
@@ -179,10 +131,10 @@ class Blobs:
 
 
 def blobs(settings, seed):
-    y = np.arange(120) % 3
-    noise = np.random.default_rng(seed).normal(size=(120, 4))
+    y = np.arange(400) % 3
+    noise = np.random.default_rng(seed).normal(size=(400, 4))
     x = 5 * y[:, None] + settings.spread * noise
-    return in_memory.make_dataset(x[:90], y[:90], x[90:], y[90:], name="blobs")
+    return in_memory.make_dataset(x[:360], y[:360], x[360:], y[360:], name="blobs")
 """
 PARTITION = """
 import numpy as np
@@ -234,117 +186,6 @@ def pairs(fleet, *, horizon, iterations, quota):
     given = {"horizon": horizon, "iterations": iterations}
     return asynchronous.fedbuff(fleet, **given, buffer=quota)
 """
-USE_ALL = """
-import numpy as np
-import tsfl_jax
-from tsfl_jax.prepare import prepare
-from tsfl_jax import settings_page
-
-config = tsfl_jax.Config(algorithm="fedavg", num_intervals=4, num_clients=4)
-config.batch_size, config.schedule.data_size, config.report_every = 8, 8, 4
-config.data.name, config.data.spread = "blobs", 0.5
-config.partition.kind, config.partition.share = "skewed", 0.75
-config.model.name, config.model.bias = "linear", False
-config.timeline.framework, config.timeline.quota = "pairs", 4
-prepared = prepare.prepare(config)
-y = prepared.dataset.y_train[prepared.partition.indices[:, :8]]
-assert ((y == 0).sum(axis=1) == 6).all()
-result = tsfl_jax.simulate(config)
-assert list(result.params["params"]["Dense_0"]) == ["kernel"]
-assert "pairs (" in str(tsfl_jax.explain(config))
-assert "quota=4" in str(tsfl_jax.explain(config))
-text = settings_page.markdown()
-for name in ("data.spread", "partition.share", "model.bias", "timeline.quota"):
-    assert f"| `{name}` |" in text
-others = {"data.name": "digits", "partition.kind": "iid", "model.name": "mlp"}
-for name, value in (others | {"timeline.framework": "sfl"}).items():
-    try:
-        tsfl_jax.simulate(tsfl_jax.config.replace(config, {name: value}))
-    except tsfl_jax.UserError as error:
-        print(error)
-"""
-
-
-def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path):
-    """Source, partition, network and framework, each with a setting of its own."""
-    row = '"skewed": Part(skewed, _DRAWN, (Skewed,)),'
-    linear = "Part(lambda k, own, form: Linear(k, own.bias), (), (LinearConfig,)),"
-    pairs = "Framework(pairs, sections=(FleetConfig, Pairs)),"
-    parts = {
-        "data/blobs.py": (
-            SOURCE,
-            "data/builtin.py",
-            'DATASETS = {\n"blobs": Part(blobs, sections=(Blobs,)),',
-        ),
-        "data/skewed.py": (PARTITION, "data/partition.py", "PARTITIONS = {\n" + row),
-        "models/linear.py": (
-            NETWORK,
-            "models/networks.py",
-            f'MODELS = {{\n"linear": {linear}',
-        ),
-        "timeline/pairs.py": (
-            FRAMEWORK,
-            "timeline/__init__.py",
-            f'FRAMEWORKS = {{\n"pairs": {pairs}',
-        ),
-    }
-    assert used(tmp_path, parts, USE_ALL).splitlines() == [
-        f"--config.{name}: would be ignored with --config.{chosen}; it belongs to {own}"
-        for name, chosen, own in (
-            ("data.spread=0.5", "data.name=digits", "blobs"),
-            ("partition.share=0.75", "partition.kind=iid", "skewed"),
-            ("model.bias=False", "model.name=mlp", "linear"),
-            ("timeline.quota=4", "timeline.framework=sfl", "pairs"),
-        )
-    ]
-
-
-@tsfl_jax.component("power")
-class Power:
-    """A custom rule that is its settings."""
-
-    beta: float = tsfl_jax.setting(0.9, "β in ρ_i ∝ τ_i^β", low=0)
-
-    def weights(self, info):
-        return info.tau**self.beta
-
-
-def small():
-    config = tsfl_jax.Config(num_intervals=2, num_clients=4, batch_size=8)
-    config.schedule.kind, config.schedule.data_size = "case1", 32
-    config.report_every = 2
-    return config
-
-
-def test_a_custom_component_is_a_rule_that_can_be_swept():
-    result = tsfl_jax.simulate(small(), aggregator=Power(beta=1.0))
-    rho = result.history["rho"]
-    np.testing.assert_allclose(rho[:, 3] / rho[:, 0], 4, rtol=1e-5)
-    swept = tsfl_jax.sweep(small(), {"power.beta": [0.0, 0.5, 1.0]}, aggregator=Power())
-    assert [row["power.beta"] for row in swept.rows] == [0.0, 0.5, 1.0]
-    found = swept.history["rho"]
-    np.testing.assert_allclose(found[:, 0, 3] / found[:, 0, 0], [1, 2, 4], rtol=1e-5)
-    np.testing.assert_array_equal(found[2], rho)
-    for values in ([-1.0], ["a"]):
-        with pytest.raises(tsfl_jax.UserError, match="power.beta"):
-            tsfl_jax.sweep(small(), {"power.beta": values}, aggregator=Power())
-
-
-def test_arrays_of_another_shape_are_answered_in_one_line():
-    def combine(updates, state, received, hparams):
-        return updates, state
-
-    rules = {
-        "weights have shape": tsfl_jax.rule(
-            lambda s: weights_of(jnp.ones(3), jnp.ones(3, int))
-        ),
-        "combine gives another tree": tsfl_jax.rule(lambda s: s.tau, combine=combine),
-    }
-    for words, rule in rules.items():
-        with pytest.raises(tsfl_jax.UserError, match=words):
-            tsfl_jax.simulate(small(), aggregator=rule)
-
-
 LINK = """
 import jax
 import jax.numpy as jnp
@@ -371,64 +212,169 @@ def send(update, waiting, task, settings):
 
 HELD_BACK = Uplink(init, send=send, section=HeldBack)
 """
-USE_LINK = """
+USE = """
 import numpy as np
 import tsfl_jax
+from tsfl_jax import __main__ as commands
 from tsfl_jax.config import replace
+from tsfl_jax.prepare import prepare
 from tsfl_jax.run import runner
 
-config = tsfl_jax.Config(num_intervals=2, num_clients=4, batch_size=8, lr=0.05)
-config.schedule.data_size, config.report_every, config.model.hidden = 24, 1, 0
-config.devices, config.model.name = 1, "mlp"
-LINK = {"uplink.chain": "held_back"}
-FRAMEWORK = {"timeline.framework": "fedbuff", "timeline.buffer": 2}
-RUNS = {
-    "fedbuff": {"algorithm": "fedbuff", **FRAMEWORK},
-    "median": {"algorithm": "median"},
+config = tsfl_jax.Config(algorithm="root", num_intervals=2, num_clients=4, batch_size=8)
+config.schedule.size_groups, config.report_every = "constant(8); constant(32)", 2
+config.data.name, config.data.spread = "blobs", 0.5
+config.partition.kind, config.partition.share = "skewed", 0.75
+config.model.name, config.model.bias, config.devices = "linear", False, 1
+prepared = prepare.prepare(config)
+for indices, n in zip(prepared.partition.indices, [8, 32, 8, 32], strict=True):
+    assert (prepared.dataset.y_train[indices[:n]] == 0).sum() == 0.75 * n
+swept = tsfl_jax.sweep(config, {"root.power": [0.0, 0.5, 1.0]}, workdir="sweep")
+rho = swept.history["rho"]
+np.testing.assert_allclose(rho[0], 0.25, rtol=1e-6)
+np.testing.assert_allclose(rho[2, :, 3] / rho[2, :, 0], 4, rtol=1e-5)
+timed = {"timeline.framework": "pairs", "timeline.quota": 4}
+explained = str(tsfl_jax.explain(replace(config, timed)))
+assert "root" in explained and "pairs (" in explained and "quota=4" in explained
+# One client that holds back half: w^1 = w^0 + u/2 of the update u without the link.
+alone = {"num_clients": 1, "num_intervals": 1, "uplink.chain": "held_back"}
+alone |= {"schedule.size_groups": "constant(32)"}
+start, half, whole = (
+    np.asarray(result.params["params"]["Dense_0"]["kernel"])
+    for result in (
+        tsfl_jax.simulate(replace(config, alone | changes))
+        for changes in ({"lr": 1e-30}, {}, {"held_back.part": 0.0})
+    )
+)
+np.testing.assert_allclose(half, (whole + start) / 2, rtol=1e-5, atol=1e-7)
+runs = {  # in every way of training
+    "fedavg": {"cohort.size": 2},
+    "fedbuff": {"timeline.framework": "fedbuff", "timeline.buffer": 2},
+    "median": {},
 }
-PARTS = {"held_back.part": [0.0, 0.5]}
-for name, changes in RUNS.items():
-    plain = tsfl_jax.simulate(replace(config, changes)).history["test_loss"]
-    swept = tsfl_jax.sweep(replace(config, changes | LINK), PARTS).history["test_loss"]
-    np.testing.assert_allclose(swept[0], plain, rtol=1e-6, err_msg=name)
-    assert (swept[1] != plain).all(), name
-config = replace(config, RUNS["median"] | LINK)
-exp = runner.build(config)
+for rule, changes in runs.items():
+    changed = replace(config, {"algorithm": rule} | changes)
+    plain = tsfl_jax.simulate(changed).history["test_loss"]
+    linked = replace(changed, {"uplink.chain": "held_back"})
+    swept = tsfl_jax.sweep(linked, {"held_back.part": [0.0, 0.5]}).history["test_loss"]
+    np.testing.assert_allclose(swept[0], plain, rtol=1e-5, err_msg=rule)
+    assert swept[1, -1] != swept[0, -1], rule
+experiment = runner.build(replace(linked, {"report_every": 1}))
 try:
-    runner.run(exp, "run", stop=lambda: True)
+    runner.run(experiment, "run", stop=lambda: True)
     raise AssertionError("expected to be stopped")
 except KeyboardInterrupt:
-    pass
-resumed = runner.run(exp, "run").history
+    resumed = runner.run(experiment, "run").history
 np.testing.assert_array_equal(resumed["test_loss"], swept[1])
-# One client that holds back half: w^1 = w^0 + u/2 of the update u without the link.
-config = replace(config, {"num_clients": 1, "num_intervals": 1})
-start = tsfl_jax.simulate(replace(config, {"lr": 1e-30})).params["params"]
-half = tsfl_jax.simulate(config).params["params"]
-whole = tsfl_jax.simulate(replace(config, {"held_back.part": 0.0})).params["params"]
-for layer in whole:
-    for name, w in whole[layer].items():
-        middle = (np.asarray(w) + np.asarray(start[layer][name])) / 2
-        np.testing.assert_allclose(half[layer][name], middle, rtol=1e-5, atol=1e-7)
-UNKNOWN = {"uplink.chain": "held_bak", "held_back.part": 0.5}
-for wrong in ({"uplink.chain": ""}, UNKNOWN):
+page = commands.markdown()
+for name in ("data.spread", "partition.share", "model.bias", "timeline.quota"):
+    assert f"| `{name}` |" in page
+assert "| `root.power` | `0.5` | ≥ 0 and ≤ 1 |" in page
+for wrong in (
+    {"root.power": 2.0},
+    {"uplink.chain": "held_bak"},
+    {"root.power": 0.0, "algorithm": "dms"},
+    {"held_back.part": 0.25},
+    {"data.name": "digits"},
+    {"partition.kind": "iid"},
+    {"model.name": "mlp"},
+    {"timeline.quota": 4},
+):
     try:
-        tsfl_jax.simulate(replace(config, {"held_back.part": 0.25} | wrong))
+        tsfl_jax.simulate(replace(config, wrong))
     except tsfl_jax.UserError as error:
         print(error)
 """
 
 
-def test_a_link_of_the_uplink_is_one_file_and_one_line(tmp_path):
-    """It has a setting, a state per client, and a place in every way of training."""
-    line = 'UPLINKS: dict[str, Uplink] = {\n"held_back": HELD_BACK,'
-    parts = {"uplink/held_back.py": (LINK, "uplink/__init__.py", line)}
-    ignored, unknown = used(tmp_path, parts, USE_LINK).splitlines()
-    assert ignored == (
-        "--config.held_back.part=0.25: would be ignored with --config.uplink.chain=; "
-        "it belongs to held_back"
-    )
-    assert unknown == (
-        "--config.uplink.chain=held_bak: unknown name; did you mean 'held_back'? (one "
-        "of: held_back)"
-    )
+def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path):
+    """It trains, is swept in one program, explained, reported and documented."""
+    linear = "Part(lambda k, own, form: Linear(k, own.bias), (), (LinearConfig,)),"
+    pairs = "Framework(pairs, sections=(FleetConfig, Pairs)),"
+    parts = {  # file → its text, the file of its table, and the line there
+        "rules/root.py": (
+            NEW_RULE,
+            "rules/__init__.py",
+            'AGGREGATORS: dict[str, Aggregator] = {\n"root": ROOT,',
+        ),
+        "data/blobs.py": (
+            SOURCE,
+            "data/builtin.py",
+            'DATASETS = {\n"blobs": Part(blobs, sections=(Blobs,)),',
+        ),
+        "data/skewed.py": (
+            PARTITION,
+            "data/partition.py",
+            'PARTITIONS = {\n"skewed": Part(skewed, _DRAWN, (Skewed,)),',
+        ),
+        "models/linear.py": (
+            NETWORK,
+            "models/networks.py",
+            f'MODELS = {{\n"linear": {linear}',
+        ),
+        "timeline/pairs.py": (
+            FRAMEWORK,
+            "timeline/__init__.py",
+            f'FRAMEWORKS = {{\n"pairs": {pairs}',
+        ),
+        "uplink/held_back.py": (
+            LINK,
+            "uplink/__init__.py",
+            'UPLINKS: dict[str, Uplink] = {\n"held_back": HELD_BACK,',
+        ),
+    }
+    outside, unknown, *ignored = used(tmp_path, parts, USE).splitlines()
+    assert outside.startswith("--config.root.power=2.0: must be a finite float32")
+    assert unknown.startswith("--config.uplink.chain=held_bak: unknown name; did you")
+    assert ignored == [
+        f"--config.{name}: would be ignored with --config.{chosen}; it belongs to {own}"
+        for name, chosen, own in (
+            ("root.power=0.0", "algorithm=dms", "root"),
+            ("held_back.part=0.25", "uplink.chain=", "held_back"),
+            ("data.spread=0.5", "data.name=digits", "blobs"),
+            ("partition.share=0.75", "partition.kind=iid", "skewed"),
+            ("model.bias=False", "model.name=mlp", "linear"),
+            ("timeline.quota=4", "timeline.framework=none", "pairs"),
+        )
+    ]
+    assert (tmp_path / "sweep" / "summary.md").exists()
+
+
+@tsfl_jax.component("power")
+class Power:
+    """A custom rule that is its settings."""
+
+    beta: float = tsfl_jax.setting(0.9, "β in ρ_i ∝ τ_i^β", low=0)
+
+    def weights(self, info):
+        return info.tau**self.beta
+
+
+def small():
+    config = tsfl_jax.Config(num_intervals=2, num_clients=4, batch_size=8)
+    config.schedule.kind, config.schedule.data_size = "case1", 32
+    config.report_every = 2
+    return config
+
+
+def test_a_custom_component_is_a_rule_that_can_be_swept():
+    swept = tsfl_jax.sweep(small(), {"power.beta": [0.0, 0.5, 1.0]}, aggregator=Power())
+    assert [row["power.beta"] for row in swept.rows] == [0.0, 0.5, 1.0]
+    found = swept.history["rho"]
+    np.testing.assert_allclose(found[:, 0, 3] / found[:, 0, 0], [1, 2, 4], rtol=1e-5)
+    with pytest.raises(tsfl_jax.UserError, match="power.beta"):
+        tsfl_jax.sweep(small(), {"power.beta": [-1.0]}, aggregator=Power())
+
+
+def test_arrays_of_another_shape_are_answered_in_one_line():
+    def combine(updates, state, received, hparams):
+        return updates, state
+
+    rules = {
+        "weights have shape": tsfl_jax.rule(
+            lambda s: weights_of(jnp.ones(3), jnp.ones(3, int))
+        ),
+        "combine gives another tree": tsfl_jax.rule(lambda s: s.tau, combine=combine),
+    }
+    for words, rule in rules.items():
+        with pytest.raises(tsfl_jax.UserError, match=words):
+            tsfl_jax.simulate(small(), aggregator=rule)

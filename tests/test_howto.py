@@ -122,6 +122,14 @@ def test_settings_that_a_page_names_exist(page):
         assert name in SETTINGS or any(n.startswith(f"{name}.") for n in SETTINGS), name
 
 
+def test_every_setting_that_a_message_names_exists():
+    """A name before what is filled in is a section."""
+    known = {*SETTINGS, *(name.partition(".")[0] for name in SETTINGS), "NAME"}
+    for path in examples.DOCS.parent.glob("tsfl_jax/**/*.py"):
+        for name in re.findall(r"--config\.(\w[\w.]*)", path.read_text("utf-8")):
+            assert name.strip(".") in known, (path, name)
+
+
 def test_points_of_a_sweep_are_read(tmp_path):
     texts = [b for b in blocks("sweep.md", "yaml") if b.startswith("- {")]
     command = next(b for b in blocks("sweep.md", "") if b.startswith("python -c"))

@@ -47,5 +47,6 @@ def test_help_has_all_names_in_groups():
     listed = listed.partition("\n\n")[0]
     names = re.findall(r"[\w.]+", re.sub(r"^  \S.*?  +", "", listed, flags=re.M))
     assert sorted(names) == sorted(set(names)) == sorted(tsfl_jax.__all__)
+    assert all(hasattr(tsfl_jax, name) for name in names)
     groups = re.findall(r"^  (\S.*?)  +\w", listed, re.M)
     assert len(groups) >= 6

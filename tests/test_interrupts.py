@@ -30,14 +30,10 @@ def test_the_request_to_end_saves_as_ctrl_c(tmp_path):
     assert any((tmp_path / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("call", [tsfl_jax.simulate, tsfl_jax.sweep])
-def test_an_interrupt_that_a_callback_dropped_ends_a_study_after_its_call(
-    call, monkeypatch
-):
+def test_an_interrupt_that_a_callback_dropped_ends_a_study_after_its_call(monkeypatch):
     monkeypatch.setattr(command, "_signals", [signal.SIGINT])
-    swept = [{"seed": [0]}] if call is tsfl_jax.sweep else []
     with pytest.raises(KeyboardInterrupt):
-        call(small(hidden=0, algorithm="fedavg"), *swept)
+        tsfl_jax.sweep(small(hidden=0, algorithm="fedavg"), {"seed": [0]})
     with pytest.raises(KeyboardInterrupt):
         cli._interrupts()
 

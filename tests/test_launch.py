@@ -57,13 +57,3 @@ def test_a_sweep_from_the_command_line(tmp_path, launch):
     assert {json.loads(row)["num_devices"] for row in rows} == {used}
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
     assert code == 0 and "4 runs were finished already" in err
-
-
-def test_settings_may_stand_before_the_config(tmp_path, launch):
-    first = "--config.num_intervals=1", "--config.lr", "0.25"
-    code, _, err = launch(
-        *first, "--config=smoke", *SMALL[1:], "--workdir=w", cwd=tmp_path
-    )
-    assert code == 0, err
-    settings = json.loads((tmp_path / "w" / "config.json").read_text())
-    assert settings["lr"] == 0.25 and settings["num_intervals"] == 1

@@ -23,7 +23,6 @@ from tsfl_jax.run import runner
 from tsfl_jax.types import INT32_MAX, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
-LONG = "/tmp/" + 300 * "x"  # longer than a file name may be
 HUGE = 10**400  # more than a float holds
 NAN, INF = math.nan, math.inf
 
@@ -97,19 +96,13 @@ MNIST = {"data.name": "mnist", "data.download": False, "data.dir": "/nowhere"}
 # Setting, its value, words that the answer must hold; other settings.
 SETTINGS = [
     ("algorithm", "fedprx", "did you mean 'fedprox'", {}),
-    ("momentun", 0.9, "did you mean 'momentum'", {}),
-    ("data.nam", "mnist", "did you mean 'data.name'", {}),
     ("data", {"name": "mnist"}, "DataConfig", {}),
     ("num_clients", 10**7, "memory", {"num_intervals": 10**6}),
-    ("num_clients", 1000, "training samples", {}),
-    ("measure_clients", True, "in step", TIMED),
     ("data.dir", "/nowhere", "no mnist", MNIST),
     ("data.file", "gone.npz", "No such file", {"data.name": "npz"}),
     ("data.shape", (100_000, 100_000, 3), "memory", SYNTHETIC),
-    ("model.norm", "batch", "would be ignored", {}),
     ("schedule.tau_groups", "gaus(2,1)", "expected normal(mean,std)", DRAWN),
     ("timeline.speed", "constant(1e-9)", "tasks and iterations", TIMED),
-    ("timeline.local_iterations", INT32_MAX, "memory", TIMED),
 ]
 
 
@@ -145,22 +138,13 @@ LARGE = {"num_clients": 1000, "num_intervals": 1000}
 TOO_WIDE = {"model.hidden": 2 * 10**9}
 # A call and words that its answer must hold.
 CALLS = [
-    (lambda: tsfl_jax.simulate({"lr": 1}), "expected a tsfl_jax.Config, got dict"),
     (lambda: tsfl_jax.sweep(None, {"seed": [1]}), "got NoneType"),
     (run(optimizer=optax.adam), "lambda h: optax.sgd(h.lr)"),
-    (run(optimizer=lambda h: 3), "expected an optax"),
-    (run(model="resnet"), "; did you mean 'resnet18'?"),
     (run(aggregator="fedavg"), "aggregator='fedavg': expected"),
-    (run(dataset="mnist"), "config.data.name chooses one by name"),
     (run(dataset=FEW._replace(y_train=Y + 5)), "y_train holds 5 at row 0"),
-    (run(workdir=LONG), "too long"),
     (run(TOO_WIDE), "--config.model.hidden=2000000000, model.name=mlp"),
-    (swept("seed=0:3"), "got 'seed=0:3'"),
-    (swept({}), "no points"),
     (swept([{"seed": 1}, {"lrr": 0.1}]), "did you mean 'lr'"),
-    (swept({"seed": 5}), "sweep seed: expected a list of values, got 5"),
     (swept({"seed": range(1000)}, LARGE), "schedules and splits of 1,000 runs"),
-    (swept({"lr": [0.1, -1.0]}), "run lr=-1.0"),
     (lambda: tsfl_jax.make_dataset(X, Y[:, None], X, Y), "one class number per sample"),
     (weighted(tau=None), "tau has shape []: expected [N]"),
 ]
@@ -184,33 +168,18 @@ SMALL = ["--config.num_clients=2", "--config.schedule.data_size=16"]
 # Command, its arguments, words that the answer must hold. Files are those of `FILES`.
 COMMANDS = [
     ("run", "--config=configs/smok.py", "no such file; did you mean 'smoke'"),
-    ("run", f"--config={ROOT}/configs/papers.py:mnist_case4", "mean 'mnist_case"),
-    ("run", "--config=raises.py", "ZeroDivisionError"),
     ("run", "--config.momentun=0.9", "did you mean 'momentum'"),
-    ("run", "--config.fraction=0.1", "--config.timeline.fraction"),
     ("run", "--confg.lr=0.1", "did you mean --config.lr?"),
     ("run", "--config.lr=fast", "--config.lr=fast: 'fast' is not a number"),
-    ("run", "--config.lr=-1", "--config.lr=-1.0: must be a finite float32 number"),
-    ("run", "mnist", "unexpected argument 'mnist'"),
     ("run", "--workdir=/dev/null/x", "choose another --workdir"),
     ("run", "--writer=csv,wanb", "writer 'wanb': unknown; did you mean 'wandb'?"),
-    ("run", "--writer=csv --explain", "each belongs to a single run"),
-    ("run", "--explain --config.fedasync.gamma=0.3", "would be ignored with"),
-    ("run", "--sweep=seed=a:9", "'a' is not a whole number"),
     ("sweep", "", "which settings? add --sweep"),
     ("sweep", "--sweep_file=misspelt.yaml", "lrr=0.1: there is no such setting; did"),
-    ("sweep", "--sweep_file=empty.csv", "--sweep_file=empty.csv: expected a list of"),
-    ("sweep", "--sweep=seed=0:2 --workdir=a --config.cohort.size=9", "cohort.size=9"),
-    ("sweep", "--sweep=seed=0:2 --shard=0/2", "--shard, --collect, --ray: expected"),
     ("sweep", "--sweep=seed=0:2 --workdir=x --shard=2/2", "--shard=2/2: expected i/n"),
-    ("run", "--workdir=x --ray", "expected one of them, with --sweep"),
-    ("settings", "dsm", "dsm: there is no such group or setting; did you"),
     ("rnu", "", "unknown command; did you mean 'run'?"),
 ]
 FILES = {
-    "raises.py": "def get_config():\n    return 1 / 0\n",
     "misspelt.yaml": "[{lrr: 0.1}]",
-    "empty.csv": "",
 }
 
 
@@ -232,14 +201,11 @@ def test_wrong_commands(command, line, words, tmp_path, monkeypatch, capsys):
     assert left == {*FILES}
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError("Unable"), RuntimeError("RESOURCE_EXHAUSTED: Unable")]
-)
-def test_what_was_not_foreseen_to_be_too_much(error, monkeypatch, capsys, tmp_path):
+def test_what_was_not_foreseen_to_be_too_much(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def full(*arguments, **options):
-        raise error
+        raise RuntimeError("RESOURCE_EXHAUSTED: Unable")
 
     monkeypatch.setattr(runner, "build", full)
     assert tsfl("run", SMALL, monkeypatch) == 2

@@ -3,9 +3,12 @@
 import functools
 import os
 import sys
+import textwrap
 
-from tsfl_jax import command, config_files, settings_page
-from tsfl_jax.types import nearest
+from tsfl_jax import command, config_files
+from tsfl_jax.components import range_of
+from tsfl_jax.config import SETTINGS, Config, get
+from tsfl_jax.types import UserError, nearest
 
 _HELP = """\
 usage: tsfl COMMAND [arguments]
@@ -21,11 +24,64 @@ tsfl COMMAND --help explains the arguments, tsfl --version prints the version.
 """
 
 
+_COLUMNS = 99  # of a terminal
+_HEAD = """\
+# Settings
+
+Each setting can be changed on the command line, `--config.lr=0.01`, in a
+file of `configs/`, or in Python, `config.lr = 0.01`. `tsfl settings` prints
+this list and `tsfl settings data` one section. This page is made from
+`tsfl_jax.Config` by `tsfl settings --markdown > docs/settings.md`.
+"""
+_TABLE = """\
+| setting | default | values | what it is |
+|---|---|---|---|
+"""
+
+
 def list_configs(texts: list[str]) -> None:
     """List the experiments that --config knows by name, and what each is."""
     command.make_parser("configs", list_configs.__doc__).parse_args(texts)
     for name, description in config_files.descriptions().items():
         print(f"{name:<22}{description}")
+
+
+def _entry(name: str) -> str:
+    """Two or more lines on a setting: name, default, type; help and range."""
+    kind, setting = SETTINGS[name]
+    text = "; ".join(filter(None, (setting.help, range_of(setting))))
+    lines = textwrap.indent(textwrap.fill(text, _COLUMNS - 4), " " * 4)
+    return f"--config.{name}={get(Config(), name)!r}  ({kind.__name__})\n{lines}"
+
+
+def _chosen(group: str) -> list[str]:
+    """The settings of a section, or the one of that name; "": all."""
+    names = [n for n in SETTINGS if not group or f"{n}.".startswith(f"{group}.")]
+    if not names:
+        sections = dict.fromkeys(name.rpartition(".")[0] for name in SETTINGS)
+        hint = nearest(group, [*sections, *SETTINGS])
+        raise UserError(f"{group}: there is no such group or setting{hint}")
+    return names
+
+
+def markdown() -> str:
+    """The page docs/settings.md."""
+    page, section = _HEAD, None
+    for name, (kind, setting) in SETTINGS.items():
+        group = name.rpartition(".")[0]
+        if group != section:
+            head = (
+                f"{get(Config(), group).__doc__.splitlines()[0]}\n\n" if group else ""
+            )
+            title = f"`{group}`" if group else "The experiment"
+            page += f"\n## {title}\n\n{head}{_TABLE}"
+            section = group
+        values = range_of(setting) or kind.__name__
+        cells = f"`{name}`", f"`{get(Config(), name)!r}`", values, setting.help
+        page += (
+            f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+        )
+    return page
 
 
 def list_settings(texts: list[str]) -> None:
@@ -40,9 +96,9 @@ def list_settings(texts: list[str]) -> None:
     parser.add_argument("--markdown", action="store_true", help=page)
     flags = parser.parse_args(texts)
     if flags.markdown:
-        print(settings_page.markdown(), end="")
+        print(markdown(), end="")
     else:
-        print("\n".join(map(settings_page.entry, settings_page.chosen(flags.group))))
+        print("\n".join(map(_entry, _chosen(flags.group))))
 
 
 def _report(texts: list[str]) -> None:

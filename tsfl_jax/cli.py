@@ -91,40 +91,26 @@ def parse(name: str, texts: list[str]) -> tuple[Flags, Config]:
 
 def _unknown(word: str, flags: list[str]) -> str:
     """What is said of an argument that is no flag, with the one that may be meant."""
-    if not word.startswith("-"):
-        return (
-            f"unexpected argument {word!r}; an experiment is --config=mnist_case1, a "
-            "setting --config.lr=0.01"
-        )
     name = word.lstrip("-").partition("=")[0]
     last = name.rpartition(".")[2]  # lr of --lr and of --confg.lr
     same = [n for n in SETTINGS if n.rpartition(".")[2] == last]
-    if same:
-        hint = f"; did you mean --config.{same[0]}?"
-    elif name.startswith("config."):
-        hint = suggestion(name.removeprefix("config."))
-    else:
-        hint = nearest(name, flags)
+    setting = name.removeprefix("config.")
+    hint = nearest(name, flags) if setting == name else suggestion(setting)
+    hint = f"; did you mean --config.{same[0]}?" if same else hint
     return f"{word}: there is no such flag{hint}"
 
 
 def _check_together(name: str, flags: Flags) -> None:
     """Raise `UserError` where a flag would be ignored, or another one is missing."""
     is_sweep = bool(flags.sweep or flags.sweep_file)
-    single = "--explain, --writer: each belongs to a single run"
-    divided = "--shard, --collect, --ray: expected one of them, with --sweep and a "
-    is_divided = [flags.shard != "", flags.collect, flags.ray is not None]
-    modes = [is_sweep, flags.explain, flags.writer]
-    problems = {
-        "which settings? add --sweep NAME=VALUES": name == "tsfl sweep"
-        and not is_sweep,
-        single: sum(map(bool, modes)) > 1,
-        f"{divided}--workdir": any(is_divided)
-        and not (sum(is_divided) == 1 and is_sweep and flags.workdir),
-    }
-    for problem, is_there in problems.items():
-        if is_there:
-            raise UserError(problem)
+    if name == "tsfl sweep" and not is_sweep:
+        raise UserError("which settings? add --sweep NAME=VALUES")
+    ways = sum([flags.shard != "", flags.collect, flags.ray is not None])
+    if ways and not (ways == 1 and is_sweep and flags.workdir):
+        raise UserError(
+            "--shard, --collect, --ray: expected one of them, with --sweep and a "
+            "--workdir"
+        )
 
 
 def _label(flags: Flags, config: Config) -> str:

@@ -135,7 +135,8 @@ class _Strategy(_Base):
         rejected = len(valid) - len(fitting)
         self.rounds.append(record._replace(rejected=rejected))
         mean = _mean_metrics(self.train_metrics_aggr_fn, fitting, size_name)
-        return _record(new), mean
+        app = package("flwr.app", "flower")
+        return app.ArrayRecord({name: app.Array(w) for name, w in new.items()}), mean
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
         valid, _ = self._check_and_log_replies(replies, False, validate=False)
@@ -250,11 +251,6 @@ def _check(rule: Aggregator, hparams: HParams, seconds: float) -> None:
     for problem, is_there in problems.items():
         if is_there:
             raise UserError(problem)
-
-
-def _record(model: dict[str, np.ndarray]) -> Any:
-    app = package("flwr.app", "flower")
-    return app.ArrayRecord({name: app.Array(array) for name, array in model.items()})
 
 
 def _variables(arrays: dict[str, Any], buffers: tuple[str, ...]) -> Params:

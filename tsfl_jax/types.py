@@ -1,76 +1,12 @@
-"""Symbols and words of the package, and the structures that pass between folders.
+"""Symbols of the package, and the structures that pass between folders.
 
 Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning:
 Analysis and Optimizations". Dimensions in annotations are these symbols, with a client
 axis before all others; P, R, L, D and M are defined below.
 
-====== ==================== =====================================================
-symbol in code              meaning
-====== ==================== =====================================================
-T      num_intervals        intervals (communication rounds), index t
-N      num_clients          clients, index i
-H      ``tau.max()``        most local iterations of any client in an interval
-τ_i^t  ``tau[t, i]``        local iterations of client i in interval t; 0 = absent
-|D_i|  ``size[t, i]``       samples client i holds in interval t
-B      batch_size           samples in a mini-batch (the paper's |ξ|)
-α_i,h  ``k < work``         whether client i still works at step k of an interval
-ρ_i    ``rho[i]``           aggregation weight, Σ ρ_i = 1
-β_i    ``selected[i]``      1 where DMS keeps client i
-P_i    filter_probability   chance that DMS filters client i, equation (8)
-K      threshold            mean of τ, equation (7)
-c      dms.coupling         slope of ρ in τ, Corollary 1
-θ      dms.weight_limit     ρ_i ≤ θ/N, Definition 1.3
-η      lr                   learning rate
-μ      mu                   proximal coefficient of FedProx
-γ      fedasync.gamma       FedAsync's share of the old global model
-L      smoothness           Lipschitz constant of the gradients
-G²     grad_sq_norm         bound on E‖g‖²
-σ²     grad_variance        bound on E‖g − ḡ‖² of a mini-batch gradient
-Δ      ``interval_seconds`` length of an interval in virtual seconds
-η_g    server.lr, fedopt.lr step of the server
-κ      ``adapt``            factor on c and P_i per interval, dms_adaptive
-T_c    dms.decay_time       intervals in which c and P_i fade
-C      num_classes          classes; as the last axis of images: channels
-O      —                    outputs of a network, one per class where it classifies
-====== ==================== =====================================================
+====== ====
 
-================ ==================================================================
-word             meaning
-================ ==================================================================
-interval         interval t of T-SFL, Δ virtual seconds
-update           global update on a timeline, one row of a `Trace`
-chunk            the intervals of one call of the compiled program; R intervals per call
-step             one mini-batch step
-local iteration  the unit of τ, a pass over the client's data or a step, by setting
-task             one download, training and upload of a client on a timeline
-delivery         a task whose upload arrived and counts in an update
-cohort           the clients of one update; K members, padded with τ = 0
-candidates       d clients of whom the cohort is chosen while training
-slot             index k of a cohort member, 0 to K−1
-fleet            the clients' speeds, delays and online windows
-trace            which client delivers what when; as a setting, a CSV file of τ
-rule             how w^{t+1} is made of the clients' models; ``algorithm`` names one
-filtered         left out by DMS
-discarded        left out because the model is not finite
-lost             an upload that never arrives
-diverged         a run that ended because no model was finite
-snapshot         an earlier global model, kept for clients that still train from it; P
-assignment       which clients each device trains
-block            clients trained side by side (vmapped) on a device
-implementation   how clients are run and convolutions computed
-estimate         of L, G², σ² and σ_i², from gradients at w^t
-initial estimate the same at w⁰, before training
-regret           validation loss above that of the best weights of the interval
-row              the client indices: D samples that a client owns, of M in all
-class index      the samples of each class
-sweep point      one combination of swept settings
-run              one experiment from the first interval to the last
-lane             a run on the leading axis of a sweep's compiled program; L
-workload         schedule, fleet and trace of one run, drawn once
-spec             what shapes the compiled program
-custom           a component that a user's code hands over: rule, model, data, …
-free rider       a client that reports work it did not do
-================ ==================================================================
+The words of the package are in docs/architecture.md.
 """
 
 import contextlib

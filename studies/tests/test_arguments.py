@@ -50,27 +50,14 @@ PARSE = {
 }
 COMMANDS = [
     ("riders --set schedule.free_riders=10", SET),
-    ("sensitivity --set momentum=0.5", SET),
-    ("oracle --set measure_regret=False", SET),
-    ("heterogeneity fig2a --set schedule.kind=case2", SET),
     ("heterogeneity fig2b --set timeline.speed=constant(1)", SET),
-    ("calibrate --set momentum=0.3", SET),
-    ("mcmahan --set lr=0.1", SET),
     ("arena.main --set partition.kind=iid --out .", SET),
     ("arena --rules dms", "fedavg must be among them"),
-    ("adversary --rules dms dms", "expected two different rules"),
     ("adversary --rules dms krum", "shares no program"),
-    ("adversary --population 2", "must be at least 4"),
-    ("calibrate --variants=5:5", "--variants=5:5: expected"),
-    ("compare gone.py", "gone.py: no such file"),
     ("compare smoke", "choose a framework"),
-    ("compare afl --set lr=-1", "--config.lr=-1.0"),
-    ("reproduce table1 --set lrr=1", "--set=lrr=1: there is no such setting"),
     ("reproduce table1 --case 3", "no cell of this --data and --case; see table2"),
-    ("learned --rate inf", "must be above 0"),
     ("learned.main --theta tau=1,tau=1", "a number for each of"),
     ("mcmahan --cells 10,10 --networks cnn", "--cells 10,10: no such row"),
-    ("oracle --idx /no/such", "no such folder"),
     ("theory.main nowhere", "no finished run there"),
 ]
 
@@ -93,11 +80,3 @@ def test_settings_that_a_study_cannot_use():
     several = grid.changed(config_files.load("quadratic"), {"num_intervals": 2})
     with pytest.raises(UserError, match="one curvature"):
         bounds.run_setting("", several, 1)
-
-
-def test_variants_and_cells_are_chosen_once_in_order():
-    chosen = calibrate.parse(["--variants", "12:14"]).variants
-    assert [calibrate.VARIANTS.index(variant) for variant in chosen] == [12, 13]
-    words = ["--rules", "fedavg", "dms", "dms", "--fleets", "equal", "equal"]
-    plan = arena.parse([*words, "--splits", "IID", "IID"])
-    assert (plan.rules, plan.fleets) == (("fedavg", "dms"), ("equal",))

@@ -56,19 +56,6 @@ def test_distance_by_hand():
     assert calibrate.distance(found, "a", pairs) == np.inf
 
 
-def test_stages():
-    first, second, third, fourth = calibrate.stages(CELLS, 17)
-    assert first == calibrate.Stage(0, CELLS[::2], ("fedavg",), 1)
-    assert second.keep == 6 and second.cells == CELLS[::2] and second.seeds == 1
-    assert third == calibrate.Stage(3, CELLS[::2], calibrate.BASELINES, 2)
-    assert fourth == calibrate.Stage(2, CELLS, calibrate.BASELINES, 1)
-    assert len(calibrate.stages(CELLS[:2], 17)) == 3
-    fashion = ("fashion_mnist_case1", "fashion_mnist_case2")
-    several = calibrate.stages((CELLS[0], fashion[0], *CELLS[1:], fashion[1]), 17)
-    assert several[:4] == (first, second, third, fourth)
-    assert several[4] == calibrate.Stage(2, fashion[:1], ("fedavg",), 1)
-
-
 @pytest.fixture
 def invented(monkeypatch):
     """Variants off by 5, 4, … points in all baselines, and DMS above or below."""

@@ -8,7 +8,7 @@ import pytest
 
 from studies import compare, verdicts
 from tsfl_jax import config_files
-from tsfl_jax.config import Config, get, read, replace
+from tsfl_jax.config import Config, read, replace
 from tsfl_jax.prepare import prepare
 from tsfl_jax.report import statistics
 from tsfl_jax.run import grid as axes
@@ -131,7 +131,6 @@ def test_iterations_are_those_done_and_not_those_reported(tmp_path):
     ("changes", "words"),
     [
         ({"num_intervals": 7}, "interval_seconds is 14.0 and 80.0"),
-        ({"timeline.framework": "none"}, "none has no virtual seconds"),
         ({"partition.alpha": 0.1}, "partition.alpha is 0.1 and "),
     ],
 )
@@ -142,49 +141,6 @@ def test_other_data_clients_or_seconds_are_refused(tmp_path, changes, words):
     with pytest.raises(UserError, match=words):
         compare.run_frameworks([*entries, other], 1, tmp_path)
     assert list(tmp_path.iterdir()) == []  # nothing was trained
-
-
-def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
-    """As with TFDS: the same name, in another --config.data.dir."""
-    first = axes.changed(config_files.load(FOLDER / "sfl.py"), SMALL)
-    other = axes.changed(first, {"data.dir": "other"})
-    real = prepare.load_dataset
-
-    def load(config):
-        found = real(config)
-        moved = get(config, "data.dir") == "other"
-        return found._replace(y_train=found.y_train[::-1]) if moved else found
-
-    monkeypatch.setattr(prepare, "load_dataset", load)
-    entries = [compare.Entry("sfl", first), compare.Entry("moved", other)]
-    with pytest.raises(UserError, match="moved and sfl .* hold other samples"):
-        compare.run_frameworks(entries, 1, tmp_path)
-
-
-def test_a_setting_is_set_where_a_framework_reads_it():
-    configs = [config_files.load(path) for path in FILES]
-    changes = {"timeline.buffer": 3, "timeline.local_iterations": 2, "lr": 0.1}
-    frameworks = [config.timeline.framework for config in configs]
-    for config, framework in zip(configs, frameworks, strict=True):
-        mine = compare._settings_of(framework, changes, frameworks)
-        assert ("timeline.buffer" in mine) == (framework == "fedbuff")
-        assert ("timeline.local_iterations" in mine) == (framework != "tsfl")
-        assert axes.changed(config, mine).lr == 0.1
-    # Where none of them reads it, it is refused.
-    sfl = configs[frameworks.index("sfl")]
-    with pytest.raises(UserError, match="buffer=3: would be ignored .* to fedbuff"):
-        prepare.prepare(
-            axes.changed(sfl, compare._settings_of("sfl", changes, ["sfl", "afl"]))
-        )
-
-
-def test_experiments_are_found_by_name_and_by_folder():
-    assert len(FILES) == 12
-    for folder in ("frameworks", "configs/frameworks/"):
-        assert compare.paths([folder]) == FILES
-    digits = compare.paths(["frameworks:digits"])
-    assert {config_files.load(path).data.name for path in digits} == {"digits"}
-    assert compare.paths(["afl", "sfl:digits"])[1].name == "sfl.py:digits"
 
 
 @pytest.mark.slow

@@ -74,12 +74,3 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert text.splitlines()[1] == "fedavg,1,0,0,0.3,0"
     text = (tmp_path / "out" / "oracle_digits_case3.md").read_text()
     assert "oracle.steps=5, 30 intervals, 2 seeds, 200 validation samples" in text
-
-
-def test_images_have_the_settings_of_the_paper(tmp_path):
-    words = ["--data", "mnist", "--idx", str(tmp_path)]
-    case = study.case_of(oracle.STUDY, study.parse(oracle.STUDY, words), "3")
-    config = case.config
-    assert (config.data.name, config.model.name) == ("idx", "mnist_cnn")
-    assert config.data.validation == 1000 and config.num_intervals == 50
-    assert case.about == "mnist, Case 3, 50 intervals, 5 seeds"

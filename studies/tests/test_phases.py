@@ -8,8 +8,6 @@ import pytest
 import xarray
 
 from studies import phases, study
-from tsfl_jax.config import replace
-from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.run import sweeps
 
 
@@ -100,10 +98,3 @@ def test_the_study_runs_and_resumes(tmp_path, monkeypatch):
     assert {f"{base}.md", f"{base}.csv", f"{base}.png"} <= names
     with open(tmp_path / f"{base}_intervals.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 4 * 9
-
-
-def test_all_candidates_are_valid():
-    given = study.parse(phases.STUDY, ["--case", "1"])
-    config, _ = study.config_of(given, "1")
-    for changes in phases.points(config, given).values():
-        prepare(replace(config, changes))

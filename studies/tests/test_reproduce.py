@@ -26,11 +26,6 @@ def test_every_cell_has_its_config():
     assert [len(paper_results.TARGETS[f"table{i}"]) for i in (1, 2)] == [8, 6]
 
 
-def test_wanted_cells_are_run_once_and_in_order():
-    names = reproduce.chosen_cells(["fig7", "table1", "fig3"], ("mnist",))
-    assert names == ["mnist_case1", "mnist_case2", "mnist_select2", "mnist_select4"]
-
-
 @pytest.fixture
 def measured():
     cell = paper_results.CELLS["mnist_case1"]
@@ -110,10 +105,6 @@ def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
 
 
 def test_cases_are_chosen_and_the_table_grows(tmp_path, monkeypatch):
-    given = reproduce.parse(["table1", "table2", "--case", "1", "3"])
-    names = reproduce.chosen_cells(given.target, given.data, given.case)
-    assert {paper_results.CELLS[n].case for n in names} == {"Case 1", "Case 3"}
-    assert len(names) == 8
     one = reproduce.parse(["table2", "--case", "2-iteration"])
     assert reproduce.chosen_cells(one.target, [], one.case) == ["mnist_select2"]
     seen = []

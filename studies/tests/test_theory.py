@@ -12,7 +12,6 @@ from tests.problems import small
 from tsfl_jax.report import files
 from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds
-from tsfl_jax.types import UserError
 
 
 @pytest.fixture(scope="module")
@@ -99,17 +98,3 @@ def test_files(folder, tmp_path, capsys):
     with open(tmp_path / "theory.csv") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0])[2:] == list(theory.NAMES)
-
-
-def test_unusable_folders_are_refused(folder, tmp_path):
-    def check(words):
-        with pytest.raises(UserError, match=words):
-            theory.read_run(tmp_path)
-
-    check("no finished run there")
-    for name in ("config.json", "summary.json", "metrics.jsonl"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    check("cannot read .*clients.npz")
-    settings = files.read_json(folder / "config.json") | {"measure_clients": False}
-    files.write_json(tmp_path / "config.json", settings)
-    check("--config.measure_clients=true")

@@ -37,7 +37,6 @@ def test_what_is_missing_is_asked_for(monkeypatch):
         ("fashion_cnn", {}),
         ("CNN", {}),  # a user's own
         ("mnist_cnn", {"algorithm": "dms"}),
-        ("fashion_cnn", {"algorithm": "dms"}),
         ("vgg11", {}),
         ("resnet18", {}),
     ],

@@ -152,15 +152,13 @@ def test_shuffled_subsets_are_the_papers_formulas(name, joins):
 
 def test_what_the_state_cannot_know_is_one_line():
     rule, params = RULES["scaffold"], {"w": jnp.zeros(1)}
-    for size in (None, [1, 2]):
-        with pytest.raises(UserError, match="expected the samples of each of 3 "):
-            tsfl_jax.init_rule(rule, params, 3, size=size)
+    with pytest.raises(UserError, match="expected the samples of each of 3 "):
+        tsfl_jax.init_rule(rule, params, 3, size=[1, 2])
     updates = {"w": jnp.ones((2, 1))}
-    for rule in (RULES[name] for name in BY_CLIENT):
-        state = tsfl_jax.init_rule(rule, params, 3, size=[1, 2, 3])
-        for client in (None, [0, 3], [-1, 0]):
-            with pytest.raises(UserError, match="an id from 0 to 2 for each of 2"):
-                tsfl_jax.aggregate(rule, updates, params, state, client=client)
+    state = tsfl_jax.init_rule(rule, params, 3, size=[1, 2, 3])
+    for client in (None, [0, 3], [-1, 0]):
+        with pytest.raises(UserError, match="an id from 0 to 2 for each of 2"):
+            tsfl_jax.aggregate(rule, updates, params, state, client=client)
 
 
 def test_under_jit_an_unknown_id_is_left_out_and_sizes_are_those_of_the_state():

@@ -121,12 +121,9 @@ def test_absent_clients_count_in_the_threshold():
     np.testing.assert_array_equal(dms.filter_probability([0, 0, 1, 7]), expected)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_client_exactly_at_the_threshold_is_safe(compiled):
+def test_a_client_exactly_at_the_threshold_is_safe():
     """Also after rounding: N = 3, 7, 49 have no exact 1/N, 0.1 no exact mean."""
-    probability = dms.filter_probability
-    if compiled:
-        probability = jax.jit(probability)
+    probability = jax.jit(dms.filter_probability)
     for n in (3, 7, 49):
         for middle in range(1, 9):
             tau = np.full(n, middle)
@@ -382,13 +379,8 @@ def test_gradients_are_finite_everywhere(tau, limited):
     ("change", "named"),
     [
         ({"tau": [1, -2]}, r"tau\[1\] = -2"),
-        ({"tau": []}, r"tau has shape \[0\]"),
-        ({"tau": [[1], [1, 2]]}, "tau = "),
         ({"lr": 0.0}, "lr = 0.0"),
-        ({"lr": [0.1]}, r"lr has shape \[1\]"),
-        ({"weight_limit": 0.9}, "weight_limit = 0.9"),
         (lambda: dms.select(KEY, [1, 2], [1]), "client"),
-        (lambda: dms.affine_weights([1, 2], [True], 0.1), "selected"),
         (lambda: dms.affine_weights([1, 2], [True, True], np.nan), "coupling"),
     ],
 )

@@ -10,7 +10,6 @@ from scipy import optimize
 
 import tsfl_jax
 from tests import problems
-from tests.rules.test_rules import received
 from tsfl_jax.rules import oracle
 
 N = 6  # of the random quadratics: one compilation
@@ -115,13 +114,6 @@ def test_no_finite_loss_and_no_client():
         quadratic(jnp.eye(3), jnp.ones(3)), 0 * starts, ~jnp.ones(3, bool), 5, 0.1
     )
     np.testing.assert_array_equal(found.rho, np.zeros(3))
-
-
-def test_starts_are_equal_weights_and_those_of_fedavg():
-    info = received([1] * 4, [10, 20, 30, 40]).info
-    found = oracle.starting_weights(info, jnp.array([True, False, True, True]))
-    np.testing.assert_allclose(found[0], np.array([1, 0, 1, 1]) / 3, rtol=1e-6)
-    np.testing.assert_allclose(found[1], [1 / 8, 0, 3 / 8, 1 / 2], rtol=1e-6)
 
 
 def test_in_a_loop_of_ones_own():

@@ -102,8 +102,7 @@ HALVES = {"tau": [2, 4, 1, 0], "size": [10, 30, 20, 20]}
 WEIGHTS = [
     # Client 1 is absent: 10/40 and 30/40; 1/(1 + 2) for client 2 makes it 10 : 10.
     *(
-        (name, {"tau": [1, 0, 5], "size": [10, 20, 30]} | late, LATE, rho)
-        for name in ("fedavg", "scaffold", "fedavgm")
+        ("fedavg", {"tau": [1, 0, 5], "size": [10, 20, 30]} | late, LATE, rho)
         for late, rho in (({}, [0.25, 0, 0.75]), ({"lag": [0, 0, 2]}, [0.5, 0, 0.5]))
     ),
     # Half a vote each; one late by 1 halves the second: lost to the global model.
@@ -408,9 +407,3 @@ def test_rules_that_share_no_program():
     names = ["median", "fedavg", "krum"]
     several = prepare.prepare_all([small(algorithm=name, mu=0.0) for name in names])
     assert lanes.group(several) == [[0], [1], [2]]
-    settings = small(mu=0.0)
-    settings.timeline.framework = "afl"
-    names = ["fedbuff", "fedavg"]
-    runs = [config.replace(settings, {"algorithm": name}) for name in names]
-    several = prepare.prepare_all(runs)
-    assert lanes.group(several) == [[0], [1]]

@@ -158,22 +158,14 @@ def _cache_mean(
     return trees.weighted(moved, share), state
 
 
-def _keep_current(
-    mean: Params,
-    params: Params,
-    state: Cache,
-    received: base.Received,
-    hparams: HParams,
-) -> tuple[Params, Cache]:
-    """The mean of the cache is the new model, which clients download."""
-    del params, received, hparams
-    return mean, state._replace(current=mean)
-
-
 SAFA = base.Aggregator(
     base.Mixing(combine=_cache_mean),
     base.ClientSide(broadcast=lambda state: state.current),
-    base.ServerSide(_keep_current, _first_cache),
+    # The mean of the cache is the new model, which clients download.
+    base.ServerSide(
+        lambda mean, params, state, *_: (mean, state._replace(current=mean)),
+        _first_cache,
+    ),
     sections=(Safa,),
     label="SAFA",
 )

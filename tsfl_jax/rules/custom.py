@@ -38,11 +38,8 @@ FIELDS = (*(n for kind in _PARTS.values() for n in kind._fields), "sections", "l
 
 
 def _with_hparams(weights: Any) -> Callable[[RoundInfo, HParams], Any]:
-    """A function of weights that takes `HParams` as well, of one that may not.
-
-    A second argument with a default is a parameter of the user's own, unless it is
-    called hparams.
-    """
+    """A function of weights that takes `HParams` as well, of one that may not."""
+    # A second argument with a default is the user's own, unless it is called hparams.
     expected = "expected a function of (info) or (info, hparams); others need a default"
     with types.user_code(f"rule({weights!r})", expected):
         signature = inspect.signature(weights)

@@ -44,10 +44,7 @@ def _wide(x: Array) -> Array:
 
 
 def _left_out(trim: ArrayLike, n: Int[Array, ""]) -> Int[Array, ""]:
-    """f = ⌊trim·n⌋, at most (n − 1)/2: one is left between f below and f above.
-
-    A product trim·n that is an integer up to float32 rounding counts as that integer.
-    """
+    """f = ⌊trim·n⌋, at most (n − 1)/2: one is left between f below and f above."""
     # k/n in float32 can be just below the fraction, and so can its product with n:
     # roundings of eps/2 each, which 4·eps make good.
     share = jnp.asarray(trim, jnp.float32) * n * (1 + 4 * jnp.finfo(jnp.float32).eps)

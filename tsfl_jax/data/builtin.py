@@ -18,13 +18,11 @@ from tsfl_jax.types import Dataset
 _BLOCK = 1024  # synthetic samples made at a time
 
 
-def digits(settings: DataConfig, seed: int = 0) -> Dataset:
+def digits(_settings: DataConfig, _seed: int = 0) -> Dataset:
     """Load scikit-learn's 1,797 handwritten digits, 8×8×1 with values 0..16.
 
-    A fixed fifth of every class (rounded) is the test set. Settings and seed are
-    ignored.
+    A fixed fifth of every class (rounded) is the test set.
     """
-    del settings, seed
     from sklearn import datasets  # slow to import
 
     pixels, labels = datasets.load_digits(return_X_y=True)

@@ -110,12 +110,11 @@ _LAYOUT = "train/da*.arrow of save_to_disk, train*.parquet or train/*.parquet"
 _MODES = {"L": "L", "1": "L", "RGB": "RGB", "P": "RGB"}
 
 
-def read_hugging_face(settings: DataConfig, seed: int = 0) -> Dataset:
+def read_hugging_face(settings: DataConfig, _seed: int = 0) -> Dataset:
     """Read a data set of Hugging Face from a folder.
 
     Args:
       settings: `dir` is the folder; `columns` names samples, labels and clients.
-      seed: ignored.
 
     Returns:
       A `Dataset`; without a part test, a tenth of each client's samples.
@@ -123,7 +122,6 @@ def read_hugging_face(settings: DataConfig, seed: int = 0) -> Dataset:
     Raises:
       UserError: file, what is wrong and what was expected, in one line.
     """
-    del seed
     folder = inputs.folder(settings, _LAYOUT)
     subfolders = [p for p in sorted(folder.glob("*/")) if p.name not in _PARTS]
     layouts = [

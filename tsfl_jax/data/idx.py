@@ -33,7 +33,7 @@ _FILES = ", ".join(
 )
 
 
-def read(settings: DataConfig, seed: int = 0) -> Dataset:
+def read(settings: DataConfig, _seed: int = 0) -> Dataset:
     """Read an image set from the four IDX files of a folder.
 
     The files are called train-images-idx3-ubyte, train-labels-idx1-ubyte,
@@ -43,7 +43,6 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     Args:
       settings: `dir` is the folder; `file` the part of EMNIST, such as balanced, if
         there are several.
-      seed: ignored.
 
     Returns:
       A `Dataset`, uint8 [M, H, W, 1].
@@ -51,7 +50,6 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     Raises:
       UserError: folder or file, what is wrong and what was expected, in one line.
     """
-    del seed
     folder = inputs.folder(settings, f"the files {_FILES}")
     part, paths = _paths(folder, settings.file)
     arrays: dict[str, Any] = {name: _load(path) for name, path in paths.items()}

@@ -131,19 +131,17 @@ def check(dataset: Dataset | Any) -> Dataset:
     return checked._replace(mean=mean, std=std)
 
 
-def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
+def read_npz(settings: DataConfig, _seed: int = 0) -> Dataset:
     """Read x_train, y_train, x_test, y_test of an .npz file, as in `make_dataset`.
 
     Arrays `client` and `test_client` in the file are read, too.
 
     Args:
       settings: `file` is the path.
-      seed: ignored.
 
     Raises:
       UserError: file, array, value and what was expected, in one line.
     """
-    del seed
     require(settings.file, "--config.data.name=npz needs --config.data.file=FILE.npz")
     path = os.path.expanduser(settings.file)
     # Opened here: np.load alone leaves a damaged file open.

@@ -50,7 +50,7 @@ def read(
     layout: str,
     expected: str,
     settings: DataConfig,
-    seed: int = 0,
+    _seed: int = 0,
 ) -> Dataset:
     """Read files of training samples and files of test samples from a folder.
 
@@ -62,7 +62,6 @@ def read(
       expected: what such a file is.
       settings: `dir` is the folder, `file` what comes before _train, of several;
         `columns` names the features, if others are wanted.
-      seed: ignored.
 
     Returns:
       A `Dataset`; 784 numbers of LEAF become an image [28, 28, 1]. Pixels are as
@@ -71,7 +70,6 @@ def read(
     Raises:
       UserError: file, what is wrong and what was expected, in one line.
     """
-    del seed
     content = " and ".join(layout.format(part) for part in ("train", "test"))
     folder, parts = inputs.folder(settings, f"files {content}"), []
     prefix = f"{glob.escape(settings.file)}_" if settings.file else "*"

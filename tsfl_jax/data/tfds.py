@@ -33,14 +33,13 @@ _SPLITS = ("train", "test")
 Split = tuple[UInt8[np.ndarray, "M H W C"], Int32[np.ndarray, "M"]]  # images, labels
 
 
-def read(settings: DataConfig, seed: int = 0) -> Dataset:
+def read(settings: DataConfig, _seed: int = 0) -> Dataset:
     """Read an image classification data set of TFDS; prepare it first if allowed.
 
     Args:
       settings: `name` is its name in TFDS, or svhn; `dir` the data folder, "" is
         $TFDS_DATA_DIR or ~/tensorflow_datasets; `download` allows to fetch and prepare
         it if it is missing.
-      seed: ignored.
 
     Returns:
       A `Dataset`, uint8 [M, H, W, C].
@@ -49,7 +48,6 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: missing and cannot be prepared, unreadable, in another file format, or
         not yet decoded where the extra `tfds` is not installed.
     """
-    del seed
     name = "svhn_cropped" if settings.name == "svhn" else settings.name
     folder = settings.dir or os.environ.get("TFDS_DATA_DIR", "")
     folder = folder or "~/tensorflow_datasets"

@@ -30,15 +30,11 @@ def test_default_is_digits_and_the_same_workdir_resumes(tmp_path, launch):
 
 
 def test_a_slip_is_answered_in_one_line(tmp_path, launch):
-    for flag, words in {
-        "--config.momentun=0.9": "did you mean 'momentum'",
-        "--config.compile_cache=": "--config.compile_cache is empty: expected a folder",
-    }.items():
-        code, out, err = launch(*SMALL, flag, cwd=tmp_path)
-        assert code == 2 and out == "" and "Traceback" not in err
-        last = err.strip().splitlines()[-1]
-        assert last.startswith("launch.py: ") and words in last
-        assert not list(tmp_path.iterdir()), "a slip must not leave a folder"
+    code, out, err = launch(*SMALL, "--config.momentun=0.9", cwd=tmp_path)
+    assert code == 2 and out == "" and "Traceback" not in err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("launch.py: ") and "did you mean 'momentum'" in last
+    assert not list(tmp_path.iterdir()), "a slip must not leave a folder"
 
 
 def test_a_sweep_from_the_command_line(tmp_path, launch):

@@ -56,6 +56,7 @@ def test_a_row_has_the_papers_steps():
     assert get(config, "partition.kind") == "shards"
 
 
+@pytest.mark.slow
 def test_a_tiny_run(tmp_path):
     """The table, and u = 12 steps of 50 samples of each client in a round."""
     texts = "--networks 2nn --splits iid --cells 1,50 --lrs 0.1 0.2 --seeds 2"

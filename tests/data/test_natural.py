@@ -279,6 +279,7 @@ def test_wrong_users_of_leaf_are_one_line(tmp_path, x, y, message):
     refused("leaf", tmp_path, message)
 
 
+@pytest.mark.slow
 def test_the_next_character_of_a_period_is_learned(tmp_path):
     """Text that repeats itself: from the command line's settings alone."""
     users = {u: {"snippets": ["abcd" * 12] * 4} for u in ("x", "y")}

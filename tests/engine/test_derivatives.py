@@ -48,7 +48,9 @@ def differences(function, rho, lr, step=1e-2):
     return np.array(of_rho), slope(lambda h: function(rho, lr + h))
 
 
-@pytest.mark.parametrize("clip_norm", [np.inf, 0.5])
+@pytest.mark.parametrize(
+    "clip_norm", [pytest.param(np.inf, marks=pytest.mark.slow), 0.5]
+)
 def test_the_test_loss_after_two_intervals_has_derivatives(clip_norm):
     of_rho, of_lr = SLOPES(RHO, 0.1, clip_norm)
     want_rho, want_lr = differences(lambda *at: LOSS(*at, clip_norm), RHO, 0.1)

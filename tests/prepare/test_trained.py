@@ -90,6 +90,7 @@ class Normalized(nnx.Module):
         return self.dropout(self.norm(self.last(x.reshape(len(x), -1))))
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_state_of_nnx(tmp_path):
     """A state and its Orbax folder give the bits of the module as it stands."""
     module = Normalized(nnx.Rngs(7))

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import tsfl_jax
 from tests import problems, reference_choice
@@ -60,6 +61,7 @@ def interval_by_interval(config):
         state = new
 
 
+@pytest.mark.slow
 def test_power_of_choice_is_brute_force():
     several = []
     for t, prepared, params, chosen in interval_by_interval(config_of()):

@@ -30,6 +30,7 @@ def test_strict_promotion_and_search_for_nans_change_nothing(rule, framework):
         jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_resume_under_another_arithmetic(tmp_path):
     config = config_of("fedavg")
     tsfl_jax.simulate(config, workdir=tmp_path)

@@ -54,6 +54,7 @@ def equal(one, other, atol=1e-6):
     )
 
 
+@pytest.mark.slow
 def test_heads_over_a_frozen_body_train_alone():
     """Then no client sees another: each is a run of its own, on all its samples."""
     config = config_of(model__frozen=BODY)
@@ -177,7 +178,10 @@ def in_order_of_delivery(config, centre):
 
 @pytest.mark.parametrize(
     ("algorithm", "centre", "settings"),
-    [("fedbuff", np.mean, {}), ("median", np.median, {"mapping": "vmap"})],
+    [
+        pytest.param("fedbuff", np.mean, {}, marks=pytest.mark.slow),
+        ("median", np.median, {"mapping": "vmap"}),
+    ],
 )
 def test_a_second_task_in_a_buffer_follows_the_first(algorithm, centre, settings):
     config = buffered(algorithm, **settings)

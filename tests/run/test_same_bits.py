@@ -161,10 +161,10 @@ ONLY = {
     ],
 }
 FAST = {
-    resumed: ["dms", "cohort", "oort", "local layers"],
-    longer: ["scaffold", "learning rates", "timeline"],
-    in_a_sweep: ["scaffold in cohorts", "oort", "local layers", "online"],
-    on_two_devices: ["dms", "oort", "local layers with a period"],
+    resumed: ["dms", "local layers"],
+    longer: ["scaffold"],
+    in_a_sweep: ["scaffold in cohorts", "local layers"],
+    on_two_devices: ["dms"],
 }
 
 

@@ -134,7 +134,7 @@ def _prepare(name: str, root: pathlib.Path) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    builder = tfds.builder(name, data_dir=root, file_format="array_record")
+    builder: Any = tfds.builder(name, data_dir=root, file_format="array_record")
     _check_connection(next(iter(builder.url_infos)))
     root.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(root / f"{name}.lock")

@@ -4,7 +4,35 @@ Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning:
 Analysis and Optimizations". Dimensions in annotations are these symbols, with a client
 axis before all others; P, R, L, D and M are defined below.
 
-====== ====
+====== ==================== =====================================================
+symbol in code              meaning
+====== ==================== =====================================================
+T      num_intervals        intervals (communication rounds), index t
+N      num_clients          clients, index i
+H      ``tau.max()``        most local iterations of any client in an interval
+τ_i^t  ``tau[t, i]``        local iterations of client i in interval t; 0 = absent
+|D_i|  ``size[t, i]``       samples client i holds in interval t
+B      batch_size           samples in a mini-batch (the paper's |ξ|)
+α_i,h  ``k < work``         whether client i still works at step k of an interval
+ρ_i    ``rho[i]``           aggregation weight, Σ ρ_i = 1
+β_i    ``selected[i]``      1 where DMS keeps client i
+P_i    filter_probability   chance that DMS filters client i, equation (8)
+K      threshold            mean of τ, equation (7)
+c      dms.coupling         slope of ρ in τ, Corollary 1
+θ      dms.weight_limit     ρ_i ≤ θ/N, Definition 1.3
+η      lr                   learning rate
+μ      mu                   proximal coefficient of FedProx
+γ      fedasync.gamma       FedAsync's share of the old global model
+L      smoothness           Lipschitz constant of the gradients
+G²     grad_sq_norm         bound on E‖g‖²
+σ²     grad_variance        bound on E‖g − ḡ‖² of a mini-batch gradient
+Δ      ``interval_seconds`` length of an interval in virtual seconds
+η_g    server.lr, fedopt.lr step of the server
+κ      ``adapt``            factor on c and P_i per interval, dms_adaptive
+T_c    dms.decay_time       intervals in which c and P_i fade
+C      num_classes          classes; as the last axis of images: channels
+O      —                    outputs of a network, one per class where it classifies
+====== ==================== =====================================================
 
 The words of the package are in docs/architecture.md.
 """

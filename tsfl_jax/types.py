@@ -2,7 +2,7 @@
 
 Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning:
 Analysis and Optimizations". Dimensions in annotations are these symbols, with a client
-axis before all others; P, R, L, D and M are defined below.
+axis before all others; P, R, L, D, M are among the words of docs/architecture.md.
 
 ====== ==================== =====================================================
 symbol in code              meaning
@@ -33,8 +33,6 @@ T_c    dms.decay_time       intervals in which c and P_i fade
 C      num_classes          classes; as the last axis of images: channels
 O      —                    outputs of a network, one per class where it classifies
 ====== ==================== =====================================================
-
-The words of the package are in docs/architecture.md.
 """
 
 import contextlib

@@ -302,7 +302,7 @@ def test_too_few_online_are_taken():
     windows = {0: [(0, 9)], 1: [(0.5, 2), (5, 9)], 2: [(3, 9)]}
     cohorts = make(3, 2, "online", windows=windows, seconds=np.ones(3))
     take = rows(by_name("sfl", cohorts, horizon=20.0, iterations=1).trace)
-    # From 5 s on all three are online and two of them are asked; nobody from 9 s on.
+    # All three are online from 5 s to 9 s, and two of them are asked.
     assert take[:5] == [(1, [0]), (2, [0, 1]), (3, [0]), (4, [0, 2]), (5, [0, 2])]
     assert [t for t, _ in take[5:]] == [6, 7, 8, 9]
     assert {len(ids) for _, ids in take[5:]} == {2}
@@ -428,6 +428,11 @@ def test_nobody_online_ends_in_one_line(name):
         ("cohort.size=21", "size=21: expected 1 to --config.num_clients=20"),
         ("cohort.size=3 cohort.ask=4", "framework=none; it belongs to sfl, fedat or e"),
         ("cohort.size=3 cohort.sampler=online", "sampler=online: cannot go with "),
+        ("cohort.size=3 partition.noise=0.1", "partition.noise=0.1: cannot go with "),
+        (
+            "cohort.size=3 timeline.framework=sfl timeline.copula=seconds,size,0.5",
+            "copula=seconds,size,0.5: cannot go with --config.cohort.size=3",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(text, words):

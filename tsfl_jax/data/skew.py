@@ -59,8 +59,6 @@ def skewed(
     """
     if not (settings.noise or settings.rotation or settings.label_noise):
         return dataset
-    from scipy import ndimage  # slow to import
-
     _check(dataset, partition, settings)
     x, y = dataset.x_train, dataset.y_train.copy()
     draws = rng.generator(seed, "skew")
@@ -70,6 +68,8 @@ def skewed(
     for i, rows in enumerate(_rows(partition)):
         level = i / max(N - 1, 1)
         if angle := settings.rotation * level:  # linear interpolation; outside is 0
+            from scipy import ndimage  # slow to import
+
             images, options = x[rows].astype(np.float32), {"reshape": False, "order": 1}
             x[rows] = _stored(ndimage.rotate(images, angle, (1, 2), **options), x.dtype)
         if settings.noise * level:

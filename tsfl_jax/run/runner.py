@@ -121,8 +121,7 @@ def run(
     with contextlib.ExitStack() as locks:
         folder = None if workdir is None else report.folder_of(workdir)
         # Before the folder, which is not made if a writer is refused.
-        opened = [reporting.writer_of(writer, folder) for writer in writers]
-        opened = reporting.Open(opened)
+        opened = reporting.Open([reporting.writer_of(w, folder) for w in writers])
         progress = calls.at_start(exp.program, exp.arrays)
         if folder:
             progress = _opened(exp, folder, progress, stream, locks)

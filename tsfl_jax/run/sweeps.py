@@ -268,10 +268,11 @@ def _finished(sweep: Sweep, run: int, history: History) -> Finished:
 
 def _load_finished(sweep: Sweep) -> dict[int, Finished]:
     """The runs that are in the folder, by number."""
-    warn, finished, folder = progress.warn_to(sweep.stream), {}, sweep.folder
-    pairs = zip(sweep.runs, sweep.digests, strict=True)
-    for i, (prepared, digest) in enumerate(pairs if folder else ()):
-        if folder and (history := _load(folder, prepared, digest, warn)):
+    warn, finished = progress.warn_to(sweep.stream), {}
+    if not sweep.folder:
+        return finished
+    for i, (prepared, digest) in enumerate(zip(sweep.runs, sweep.digests, strict=True)):
+        if history := _load(sweep.folder, prepared, digest, warn):
             finished[i] = _finished(sweep, i, history)
     return finished
 

@@ -124,6 +124,7 @@ CHOOSING = {
     ),
 }
 WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
+SKEWS = ("noise", "rotation", "label_noise")
 _ASKED = "size", ()  # what is read only where some are asked
 
 
@@ -178,7 +179,8 @@ class CohortConfig:
             ("cohort.sampler", self.sampler == "online", no_clock),
             ("schedule.kind", framework == "none" and kind == "trace", for_all),
             ("timeline.carry", config.timeline.carry, "the next interval asks others"),
-            ("partition.label_noise", config.partition.label_noise, for_all),
+            ("timeline.copula", config.timeline.copula, for_all),
+            *((f"partition.{n}", getattr(config.partition, n), for_all) for n in SKEWS),
         ):
             if self.size and reason and is_in_conflict:
                 section, name = path.split(".")

@@ -129,7 +129,7 @@ def compile_ahead(
     pairs = zip(given, scan.ARGUMENTS_SPEC, strict=True)
     shapes = [_shapes(program.mesh, *pair) for pair in pairs]
     begun = time.perf_counter()
-    compiled = _compiled(program.lower(*shapes), devices.compiler_options(program.mesh))
+    compiled = _compiled(program.lower(*shapes))
     seconds = time.perf_counter() - begun
     hlo = compiled.as_text() or ""
     return Ahead(
@@ -143,20 +143,18 @@ def compile_ahead(
     )
 
 
-def _compiled(
-    lowered: jax.stages.Lowered, options: dict[str, str | bool]
-) -> jax.stages.Compiled:
+def _compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compile; with cuBLAS for all products where XLA's own kernels fail.
 
     A GPU would be asked which is faster. Without one XLA takes its own kernel untried,
     and finds no tiles for some shapes.
     """
     try:
-        return lowered.compile(options)
+        return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "output tile sizes" not in str(error):
             raise
-    return lowered.compile(options | {"xla_gpu_enable_triton_gemm": False})
+    return lowered.compile({"xla_gpu_enable_triton_gemm": False})
 
 
 def structure_of(folder: Folder) -> thunks.Structure:

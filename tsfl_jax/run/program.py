@@ -85,8 +85,13 @@ class Program(NamedTuple):
         return *whole, arrays.problem, inputs
 
     def lower(self, *arguments: Any) -> jax.stages.Lowered:
-        """Trace for arrays or shapes; the state is donated."""
-        return jax.jit(self.run, donate_argnums=0).lower(*arguments)
+        """Trace for arrays or shapes; the state is donated.
+
+        JAX keeps what it has traced and compiled for a function: see `_lanes_run`.
+        """
+        options = devices.compiler_options(self.mesh)
+        run = jax.jit(self.run, donate_argnums=0, compiler_options=options)
+        return run.lower(*arguments)
 
     def compile(self, arrays: Arrays, stream: IO[str] | None = None) -> "Compiled":
         """Lower and compile for arrays of these shapes, with lines on a stream."""
@@ -95,7 +100,7 @@ class Program(NamedTuple):
         begun = time.perf_counter()
         lowered = self.lower(*arguments)
         middle = time.perf_counter()
-        call = lowered.compile(devices.compiler_options(self.mesh))
+        call = lowered.compile()
         end = time.perf_counter()
         progress.log(stream, f"compiled in {end - begun:.1f} s")
         return Compiled(self, call, middle - begun, end - begun)
@@ -194,6 +199,18 @@ def _by_work(prepared: Prepared) -> int:
     return int(np.clip(1 / seconds, _FEW_INTERVALS, most))
 
 
+@functools.lru_cache(maxsize=16)
+def _lanes_run(parts: Parts, mesh: Mesh, side_by_side: bool) -> scan.Run:
+    """The same function for the same parts, so that it is compiled once."""
+    run = scan.make_run(parts, devices.AXIS)
+    return scan.make_lanes_run(run, mesh, side_by_side=side_by_side)
+
+
+_sgd_with = functools.cache(
+    lambda terms: functools.partial(optimizers.sgd, terms=terms)
+)
+
+
 def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     """The program of experiments with the same key, see `sharing_keys`.
 
@@ -204,16 +221,18 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     any_member, rules, spec = members[0], rules_of(members), merged_spec(members)
     optimizer = any_member.optimizer
     if optimizer is optimizers.sgd:
-        terms = optimizers.terms_of(any_member.hparams)
-        optimizer = functools.partial(optimizers.sgd, terms=terms)
+        optimizer = _sgd_with(optimizers.terms_of(any_member.hparams))
     custom = any_member.hooks, any_member.uplinks
     parts = Parts(any_member.network.model, rules, optimizer, spec, *custom)
     is_cpu = jax.default_backend() == "cpu"
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
-    run = scan.make_run(parts, devices.AXIS)
     side_by_side = spec.mapping == "vmap" and not by_choice
+    try:
+        run = _lanes_run(parts, mesh, side_by_side)
+    except TypeError:  # a custom function without a hash
+        run = _lanes_run.__wrapped__(parts, mesh, side_by_side)
     return Program(
-        run=scan.make_lanes_run(run, mesh, side_by_side=side_by_side),
+        run=run,
         parts=parts,
         mesh=mesh,
         intervals=len(any_member.steps),

@@ -213,6 +213,9 @@ def send(update, waiting, task, settings):
 HELD_BACK = Uplink(init, send=send, section=HeldBack)
 """
 USE = """
+import contextlib
+import io
+
 import numpy as np
 import tsfl_jax
 from tsfl_jax import __main__ as commands
@@ -265,10 +268,11 @@ try:
 except KeyboardInterrupt:
     resumed = runner.run(experiment, "run").history
 np.testing.assert_array_equal(resumed["test_loss"], swept[1])
-page = commands.markdown()
+with contextlib.redirect_stdout(io.StringIO()) as listed:
+    commands.list_settings([])
 for name in ("data.spread", "partition.share", "model.bias", "timeline.quota"):
-    assert f"| `{name}` |" in page
-assert "| `root.power` | `0.5` | ≥ 0 and ≤ 1 |" in page
+    assert f"--config.{name}=" in listed.getvalue()
+assert "--config.root.power=0.5  (float)" in listed.getvalue()
 for wrong in (
     {"root.power": 2.0},
     {"uplink.chain": "held_bak"},

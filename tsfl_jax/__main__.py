@@ -25,18 +25,6 @@ tsfl COMMAND --help explains the arguments, tsfl --version prints the version.
 
 
 _COLUMNS = 99  # of a terminal
-_HEAD = """\
-# Settings
-
-Each setting can be changed on the command line, `--config.lr=0.01`, in a
-file of `configs/`, or in Python, `config.lr = 0.01`. `tsfl settings` prints
-this list and `tsfl settings data` one section. This page is made from
-`tsfl_jax.Config` by `tsfl settings --markdown > docs/settings.md`.
-"""
-_TABLE = """\
-| setting | default | values | what it is |
-|---|---|---|---|
-"""
 
 
 def list_configs(texts: list[str]) -> None:
@@ -64,26 +52,6 @@ def _chosen(group: str) -> list[str]:
     return names
 
 
-def markdown() -> str:
-    """The page docs/settings.md."""
-    page, section = _HEAD, None
-    for name, (kind, setting) in SETTINGS.items():
-        group = name.rpartition(".")[0]
-        if group != section:
-            head = (
-                f"{get(Config(), group).__doc__.splitlines()[0]}\n\n" if group else ""
-            )
-            title = f"`{group}`" if group else "The experiment"
-            page += f"\n## {title}\n\n{head}{_TABLE}"
-            section = group
-        values = range_of(setting) or kind.__name__
-        cells = f"`{name}`", f"`{get(Config(), name)!r}`", values, setting.help
-        page += (
-            f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
-        )
-    return page
-
-
 def list_settings(texts: list[str]) -> None:
     """List settings with default, range and help: tsfl settings data.
 
@@ -92,13 +60,7 @@ def list_settings(texts: list[str]) -> None:
     """
     parser = command.make_parser("settings", list_settings.__doc__)
     parser.add_argument("group", nargs="?", default="", help="section, or one setting")
-    page = "print the page docs/settings.md"
-    parser.add_argument("--markdown", action="store_true", help=page)
-    flags = parser.parse_args(texts)
-    if flags.markdown:
-        print(markdown(), end="")
-    else:
-        print("\n".join(map(_entry, _chosen(flags.group))))
+    print("\n".join(map(_entry, _chosen(parser.parse_args(texts).group))))
 
 
 def _report(texts: list[str]) -> None:

@@ -16,7 +16,7 @@ import tsfl_jax
 from tests import problems
 from tsfl_jax.prepare import prepare
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.run.summary import named_arrays
+from tsfl_jax.trees import named
 from tsfl_jax.types import UserError
 
 HEAD, BODY = "Dense_1", "Dense_0"
@@ -45,7 +45,7 @@ def config_of(algorithm="fedavg", **changes):
 def of_client(result, place):
     """The variables of one client, by path."""
     own = {n: a[place] for n, a in result.own.items() if n != "client"}
-    return named_arrays(result.params) | own
+    return named(result.params) | own
 
 
 def equal(one, other, atol=1e-6):
@@ -65,7 +65,7 @@ def test_heads_over_a_frozen_body_train_alone():
         plain = {"model__frozen": BODY, "model__local": "", "schedule__tau": (tau,)}
         alone = config_of(num_clients=1, schedule__data_size=None, **plain)
         found = tsfl_jax.simulate(alone, partition=[rows])
-        assert equal(of_client(together, client), named_arrays(found.params), 1e-5)
+        assert equal(of_client(together, client), named(found.params), 1e-5)
 
 
 def test_scores_are_those_of_the_clients_models():
@@ -113,10 +113,10 @@ def test_under_every_rule_they_stay(algorithm):
         with pytest.raises(UserError, match="says nothing alone"):
             tsfl_jax.simulate(config)
         return
-    first = named_arrays(start())
+    first = named(start())
     result = tsfl_jax.simulate(config)
     # Optax's Yogi begins with a mean of 1e-6, which moves what nobody reads.
-    for name, leaf in named_arrays(result.params).items():
+    for name, leaf in named(result.params).items():
         if not (HEAD in name and algorithm == "fedyogi"):
             assert np.allclose(leaf, first[name], atol=1e-6) == (HEAD in name), name
     for name, leaves in result.own.items():
@@ -156,7 +156,7 @@ def in_order_of_delivery(config, centre):
     data, split, trace = prepared.dataset, prepared.partition, prepared.workload.trace
     x = (data.x_train.reshape(len(data.x_train), -1) - data.mean) / data.std
     gradient = jax.jit(jax.grad(local_loss))
-    first = {n.removeprefix("params/"): w for n, w in named_arrays(start()).items()}
+    first = {n.removeprefix("params/"): w for n, w in named(start()).items()}
     versions = [first]
     heads = [{n: w for n, w in first.items() if HEAD in n} for _ in range(3)]
     for clients, bases in zip(trace.client, trace.version, strict=True):
@@ -188,7 +188,7 @@ def test_a_second_task_in_a_buffer_follows_the_first(algorithm, centre, settings
     result = tsfl_jax.simulate(config)
     model, heads = in_order_of_delivery(config, centre)
     params = {f"params/{n}": w for n, w in model.items()}
-    assert equal(named_arrays(result.params), params, 1e-6)
+    assert equal(named(result.params), params, 1e-6)
     for place, head in enumerate(heads):
         local = {f"params/{n}": w for n, w in head.items()}
         assert equal(of_client(result, place), params | local, 1e-6)
@@ -211,7 +211,7 @@ def test_fedbn_keeps_parameters_and_statistics_of_normalization():
     assert {n.rsplit("/")[-1] for n in found.own if n != "client"} == names
     statistics = found.own["batch_stats/BatchNorm_0/mean"]
     assert len(np.unique(statistics.round(6), axis=0)) == 4
-    shared = named_arrays(found.params)["batch_stats/BatchNorm_0/mean"]
+    shared = named(found.params)["batch_stats/BatchNorm_0/mean"]
     assert not shared.any()  # those of w^0
     sent, deliveries = found.summary["num_parameters"] - 2 * 5, 3 * 4
     assert found.summary["bytes_moved"] == deliveries * 2 * 4 * sent
@@ -247,12 +247,12 @@ def test_a_period_by_runs_of_the_clients():
     for name, values in alone.own.items():
         if name != "client":
             mean = np.tensordot(sizes, values, 1)
-            np.testing.assert_allclose(named_arrays(half.params)[name], mean, atol=1e-6)
+            np.testing.assert_allclose(named(half.params)[name], mean, atol=1e-6)
     # Between uploads the global head stays as it was.
     four = tsfl_jax.simulate(periodic(3, **settings, num_intervals=4))
     head = f"params/{HEAD}/kernel"
-    assert (named_arrays(four.params)[head] == named_arrays(half.params)[head]).all()
-    assert (named_arrays(found.params)[head] != named_arrays(half.params)[head]).any()
+    assert (named(four.params)[head] == named(half.params)[head]).all()
+    assert (named(found.params)[head] != named(half.params)[head]).any()
     # All begin interval 3 from that mean, so heads after it are near each other.
     spread = [np.ptp(result.own[head], axis=0).max() for result in (half, four)]
     assert spread[1] < 0.7 * spread[0]
@@ -260,7 +260,7 @@ def test_a_period_by_runs_of_the_clients():
 
 def test_bytes_of_a_period():
     found = tsfl_jax.simulate(periodic(3))
-    sizes = {n: a.size for n, a in named_arrays(found.params).items()}
+    sizes = {n: a.size for n, a in named(found.params).items()}
     deep = sum(size for n, size in sizes.items() if HEAD in n)
     shallow = sum(sizes.values()) - deep
     # Six intervals of four clients; the head goes up in two of them, down in one.

@@ -12,11 +12,7 @@ from jaxtyping import Int
 
 from tsfl_jax.config import Config
 from tsfl_jax.prepare import backend
-from tsfl_jax.prepare.prepare import (
-    Prepared,
-    accepted,
-    prepare_validated,
-)
+from tsfl_jax.prepare.prepare import Prepared, accepted, prepare_validated
 from tsfl_jax.prepare.workload import Workload
 from tsfl_jax.report.gantt import Timeline, figure_of, gantt, window
 from tsfl_jax.run import memory

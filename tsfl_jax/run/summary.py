@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tsfl_jax import command
+from tsfl_jax import command, trees
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.network import delivers
@@ -183,7 +183,7 @@ def write_results(
         arrays["variance"] = np.asarray(history.client_variance)
         arrays["dissimilarity"] = np.asarray(history.client_dissimilarity)
     report.write_arrays(folder / "clients.npz", arrays, compress=True)
-    report.write_arrays(folder / "model.npz", named_arrays(params))
+    report.write_arrays(folder / "model.npz", trees.named(params))
     report.write_json(folder / "summary.json", summary)
     labels = summary | {"num_clients": prepared.config.num_clients}
     runs.write_figures(folder, named | arrays, labels)
@@ -197,12 +197,3 @@ def local_layers(prepared: Prepared, state: scan.State) -> dict[str, np.ndarray]
         path: np.asarray(leaf) for leaves in kept for path, leaf in leaves.items()
     }
     return {"client": prepared.workload.drawn} | layers if layers else None
-
-
-def named_arrays(params: Params) -> dict[str, np.ndarray]:
-    """Flax variables as one flat dict, ``{"params/Dense_0/kernel": array}``."""
-    leaves = jax.tree.leaves_with_path(params)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in leaves
-    }

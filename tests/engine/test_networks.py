@@ -9,10 +9,12 @@ import pytest
 from scipy import ndimage
 from sklearn import datasets
 
-from tests import reference_networks
+from tests import problems, reference, reference_networks
+from tests.reference_networks import flattened
 from tsfl_jax.engine import client
 from tsfl_jax.models import convolution, networks
 from tsfl_jax.models.networks import ModelConfig
+from tsfl_jax.types import Dataset
 
 NETWORKS = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
 SLOW = ("fashion_cnn", "vgg11", "resnet18")
@@ -116,7 +118,7 @@ def largest_difference(got, want):
 def twin(name, steps, batch, draw=None):
     """Loss and gradients in float64; with a draw, of weights moved by rounding."""
     x, y = images()
-    w = reference_networks.flattened(variables_after(name, steps)["params"])
+    w = flattened(variables_after(name, steps)["params"])
     if draw is not None:
         w = moved_by_rounding(w, draw)
     rows = np.random.default_rng(100 + batch).integers(0, len(y), 16)
@@ -146,7 +148,33 @@ def worst_error(name, form, steps, batch):
     loss, got = gradient(name, form, 16)(variables, x[rows], y[rows])
     total, want = twin(name, steps, batch)
     np.testing.assert_allclose(loss, total / 16, rtol=1e-5)
-    got = reference_networks.flattened(got)
+    got = flattened(got)
     assert got.keys() == want.keys()
     assert all(np.abs(exact).max() > 0 for exact in want.values())
     return largest_difference(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist_cnn", "fashion_cnn"])
+def test_an_interval_on_digits_equals_float64(name):
+    # Two clients with two and one passes over 16 and 8 samples in batches of 8.
+    x, y = images()
+    zero, one = np.float32(0), np.float32(1)
+    data = Dataset("digits", x[:64], y[:64], x[64:96], y[64:96], 10, zero, one)
+    prob, hp = problems.problem(data, 2, 16), problems.hparams(lr=0.01, momentum=0.9)
+    work = np.array([2, 1]), np.array([16, 8])
+    model, inputs = network(name, "fast"), problems.inputs(*work)
+    start, state, history = problems.run(
+        "fedavg", data, prob, inputs, batch_size=8, hp=hp, model=model
+    )
+    w, x64 = flattened(start.params["params"]), data.x_train.astype(np.float64)
+    clients = w, x64, data.y_train, np.asarray(prob.rows), [0, 1], *work
+    key = jax.random.fold_in(jax.random.key(0), 1)
+    settings = key, 0, problems.numbers_of(hp), "fedavg", 8, "pass"
+    gradient = functools.partial(reference_networks.loss_and_gradient, name)
+    want, _, _, loss = reference.interval(*clients, *settings, gradient=gradient)
+    np.testing.assert_allclose(history.train_loss[0], loss, rtol=1e-4)
+    got = flattened(state.params["params"])
+    moves = {path: want[path] - w[path] for path in w}
+    assert all(np.abs(move).max() > 0 for move in moves.values())
+    assert largest_difference({p: got[p] - w[p] for p in w}, moves) < 1e-3

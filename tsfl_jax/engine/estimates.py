@@ -161,8 +161,8 @@ def estimate_constants(
     if method == "bounds":
         return largest
     count = jnp.maximum(present.sum(), 1)
-    _, *means = (exact_sums.scalar(a, None) / count for a in estimated)
-    return Constants(largest.smoothness, *means)
+    means = exact_sums.scalars(None, *estimated[1:])
+    return Constants(largest.smoothness, *(total / count for total in means))
 
 
 def _folded(key: PRNGKey, numbers: Int[Array, "n"]) -> PRNGKey:

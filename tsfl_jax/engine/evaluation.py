@@ -131,15 +131,16 @@ def evaluate(
 
     right, loss, pairs, by_group = lax.map(batch, test)
     right, count = devices.total((right.sum(), test.mask.sum()), axis)
-    sums = [[exact_sums.scalar(a, axis) for a in pair] for pair in pairs]
+    loss, *sums = exact_sums.scalars(axis, loss, *jax.tree.leaves(pairs))
+    means = [a / weight for a, weight in zip(sums[::2], sums[1::2], strict=True)]
     scores = Scores(
         _accuracy(model, right / count),
-        _loss(exact_sums.scalar(loss, axis) / count),
-        jnp.stack([a / weight for a, weight in sums]) if sums else None,
+        _loss(loss / count),
+        jnp.stack(means) if means else None,
     )
     if group_size is None:
         return scores
-    right, loss = (exact_sums.scalar(sums, axis) / group_size for sums in by_group)
+    right, loss = (exact_sums.over_axis(sums, axis) / group_size for sums in by_group)
     return scores._replace(
         group_accuracy=jnp.where(group_size > 0, _accuracy(model, right), jnp.nan),
         group_loss=jnp.where(group_size > 0, _loss(loss), jnp.nan),

@@ -31,6 +31,7 @@ from tsfl_jax.types import Array
 MOST_TERMS = 2**20  # more could overflow the int32 of a digit
 _BITS = 12
 _LARGEST = 2.0**127
+_FEW = 8  # sums that are not worth a loop
 _LEAST_TOP = 2  # all three digits are multiples of the least normal number
 
 
@@ -113,7 +114,7 @@ def add_all(total: Sum, terms: Shaped[Array, "n ..."]) -> Sum:
     linear = total.linear + terms.sum(axis=0)
     total = total._replace(linear=trees.with_tangent_of(total.linear, linear))
     terms = jnp.clip(lax.stop_gradient(terms), -_LARGEST, _LARGEST)
-    if terms.ndim == 1 or terms.shape[0] == 1:
+    if terms.shape[0] == 1 or terms[0].size <= _FEW:
         return _add_in_one(total, terms)
     # XLA's CPU backend does not vectorize reductions over the leading axis.
     return lax.platform_dependent(total, terms, cpu=_add_in_turn, default=_add_in_one)
@@ -121,7 +122,7 @@ def add_all(total: Sum, terms: Shaped[Array, "n ..."]) -> Sum:
 
 def over_devices(total: Sum, axis: str | None) -> Sum:
     """The sum over the devices of a mesh axis; None: one device."""
-    if not axis:
+    if devices.count(axis) == 1:
         return total
     top = lax.pmax(total.top, axis)
     linear = trees.with_tangent_of(total.linear, lax.psum(total.linear, axis))
@@ -138,11 +139,17 @@ def value(total: Sum) -> Float[Array, "..."]:
     return trees.with_tangent_of(whole, total.linear)
 
 
-def scalar(terms: Float[Array, "n ..."], axis: str | None) -> Float[Array, "..."]:
-    """Sum of n float32 terms, over the devices of an axis as well.
+def scalars(axis: str | None, *terms: Float[Array, "n"]) -> list[Float[Array, ""]]:
+    """Sums of n float32 terms each, over the devices of an axis as well.
 
-    Infinite terms and NaN make it infinite or NaN, as in any sum.
+    Infinite terms and NaN make a sum infinite or NaN, as any other.
     """
+    together = jnp.stack(terms, axis=1)  # one sum of several: a shorter program
+    return [*over_axis(together, axis)]
+
+
+def over_axis(terms: Float[Array, "n ..."], axis: str | None) -> Float[Array, "..."]:
+    """As `scalars`, of terms of one shape."""
     finite = jnp.isfinite(terms)
     total = add_all(zeros(terms.shape[1:]), jnp.where(finite, terms, 0.0))
     total = over_devices(total, axis)

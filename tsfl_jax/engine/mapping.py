@@ -243,10 +243,11 @@ def count(
     """Sum over the clients of all devices; N = `number`."""
     worked = on_device.clients.tau > 0
     usable = results.finite & worked
-    loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
+    losses = jnp.where(usable, results.loss, 0.0)
     samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
+    loss, total = exact_sums.scalars(axis, losses, samples)
     return Tally(
-        loss / exact_sums.scalar(samples, axis),
+        loss / total,
         samples=of_all(results.samples, on_device, number, axis),
         discarded=devices.total(jnp.sum(~results.finite & worked), axis),
         survivors=devices.total((usable | on_device.skipped).sum(), axis),
@@ -387,24 +388,22 @@ def _renormalized(
     axis: str | None,
 ) -> Weighted:
     """Sum over all devices, renormalized where clients' models were discarded."""
-
-    def over_devices(total: exact_sums.Sum) -> Array:
-        return exact_sums.value(exact_sums.over_devices(total, axis))
-
-    def scalar(terms: Float[Array, "K"]) -> Array:
-        return over_devices(exact_sums.add_all(exact_sums.zeros(()), terms))
-
     rho, shares = on_device.rho, on_device.shares
-    kept, total_rho = scalar(jnp.where(finite, rho, 0.0)), scalar(rho)
-    part, whole = scalar(jnp.where(finite, shares, 0.0)), scalar(shares)
+    kept, total_rho, part, whole, positive = exact_sums.scalars(
+        axis,
+        jnp.where(finite, rho, 0.0),
+        rho,
+        jnp.where(finite, shares, 0.0),
+        shares,
+        jnp.where(finite & (rho > 0), rho, 0.0),
+    )
     # Only a discarded model makes rescaling necessary; otherwise keep the exact bits.
     discarded = devices.total(jnp.sum(~finite & _counts(rho, shares)), axis)
     rescale = (discarded > 0) & (part > 0)
     scale = jnp.where(rescale, whole / jnp.where(part > 0, part, 1.0), 1.0)
     params, collections = trees.parted(template)
-    sums = over_devices(total)
+    sums = exact_sums.value(exact_sums.over_devices(total, axis))
     number = sum(w.size for w in jax.tree.leaves(params))
-    positive = scalar(jnp.where(finite & (rho > 0), rho, 0.0))
     # Without the barrier the sum's digits are put together again in the code of every
     # leaf, which takes long to compile.
     moved, mean = lax.optimization_barrier(

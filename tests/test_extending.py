@@ -46,10 +46,12 @@ def test_a_rule():
     np.testing.assert_allclose(rho, [1 / 4, 0, 3 / 4], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_data_set():
     assert run("data set")[1] == "True\n"
 
 
+@pytest.mark.slow
 def test_a_network():
     assert run("network")[1] == "(64, 16)\n"
 
@@ -63,6 +65,7 @@ def test_a_framework():
     assert len(simulation.tasks) == 4 * len(schedule.tau)
 
 
+@pytest.mark.slow
 def test_a_study():
     lines = run("study")[1].splitlines()
     assert [line.split(":")[0] for line in lines] == ["alpha 0.1", "alpha 10.0"]

@@ -14,6 +14,7 @@ from tests.problems import small
 from tsfl_jax import cli, command
 
 
+@pytest.mark.slow
 def test_the_request_to_end_saves_as_ctrl_c(tmp_path):
     given = [sys.executable, "launch.py", f"--workdir={tmp_path}"]
     given += ["--config.num_intervals=5000", "--config.report_every=5"]

@@ -52,6 +52,7 @@ def test_theorem_4_by_hand():
     np.testing.assert_allclose([bound.derived, bound.printed], [4.0, 1.0])
 
 
+@pytest.mark.slow
 def test_theorem_1_holds_from_afar():
     found = result("unequal Γ_i and σ_i², DMS")
     assert found.valid

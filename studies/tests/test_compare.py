@@ -112,6 +112,7 @@ def test_the_split_depends_neither_on_the_framework_nor_on_its_horizon():
                 np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_iterations_are_those_done_and_not_those_reported(tmp_path):
     changes = {"schedule.free_riders": 6, "schedule.free_riding": "echo"}
     config = with_sizes("afl", **changes)

@@ -104,6 +104,7 @@ def test_a_summary_says_where_the_spread_comes_from():
     assert alone[0].split("|")[4].split()[0] == "253"
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_finished_sweep(tmp_path, capsys):
     swept = {"seeds.model": range(2), "seeds.split": range(2)}
     tsfl_jax.sweep(small(num_intervals=1), swept, workdir=tmp_path / "sweep")

@@ -82,9 +82,8 @@ def test_regression_equals_gradient_descent():
     assert any("a regression" in note for note in result.summary["notes"])
 
 
-@pytest.mark.parametrize(
-    "y", [TARGETS, pytest.param(TARGETS[:, 0], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("y", [TARGETS, TARGETS[:, 0]])
 def test_built_in_networks_predict_numbers(y):
     settings = config(num_intervals=8, lr=0.05)
     settings.partition.online = True  # new samples of "the same class": any

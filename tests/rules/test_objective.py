@@ -64,6 +64,7 @@ def test_scaffold_with_unequal_sizes_ends_at_the_minimum():
     assert found(plain) < -2.6  # does not end there
 
 
+@pytest.mark.slow
 def test_scaffold_in_one_step_is_weighted_sgd():
     # Σ p_i (g_i + c − c_i) = Σ p_i g_i, also when there are control variates.
     all_work, sizes = np.ones_like(TAU), np.broadcast_to([10, 12, 7, 9, 8], TAU.shape)

@@ -76,6 +76,7 @@ def test_power_of_choice_is_brute_force():
     assert len({str(chosen) for chosen in several}) > 1
 
 
+@pytest.mark.slow
 def test_oort_is_its_reference_along_a_run():
     """With lost uploads, of which nothing is heard, and penalties."""
     config = config_of(LATE, num_intervals=25, lr=0.02)
@@ -106,7 +107,9 @@ def test_rules_see_only_those_that_are_chosen():
     config = config_of(
         LATE, algorithm="dms", schedule__dropout=0.0, partition__kind="iid"
     )
-    config.constants.when = "interval"  # estimates before it would be of all candidates
+    # Estimates at w^0 would be of all candidates.
+    for name in ("smoothness", "grad_sq_norm", "grad_variance"):
+        setattr(config.constants, name, 1.0)
     result = tsfl_jax.simulate(config)
     client = result.history["client"]
     plain = {"sampler": "uniform", "candidates": 0, "preferred": 100.0}

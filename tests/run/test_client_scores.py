@@ -120,6 +120,7 @@ def test_files_of_a_run_and_of_a_sweep(own, tmp_path):
     assert "worst decile in %" in page.make_page([tmp_path / "sweep"])
 
 
+@pytest.mark.slow
 def test_cohorts_score_those_who_are_ever_asked(tmp_path):
     config = config_of(
         num_clients=40,

@@ -182,7 +182,8 @@ def asked(calls, number=0):
     [
         # After the first chunk, which is not trained again.
         pytest.param(1, 8, 0, None, 2, marks=pytest.mark.slow),
-        (3, 20, 4, cut, 1),  # after the first chunk of the second call, which is lost
+        # After the first chunk of the second call, which is lost.
+        pytest.param(3, 20, 4, cut, 1, marks=pytest.mark.slow),
         pytest.param(2, 16, 4, None, 1, marks=pytest.mark.slow),  # between the calls
     ],
 )

@@ -17,7 +17,11 @@ def config_of(rule, framework="none", **changes):
 
 @pytest.mark.parametrize(
     ("rule", "framework"),
-    [("dms", "none"), pytest.param("fedasync", "afl", marks=pytest.mark.slow)],
+    [
+        ("fedavg", "none"),
+        pytest.param("dms", "none", marks=pytest.mark.slow),
+        pytest.param("fedasync", "afl", marks=pytest.mark.slow),
+    ],
 )
 def test_strict_promotion_and_search_for_nans_change_nothing(rule, framework):
     plain = tsfl_jax.simulate(config_of(rule, framework))

@@ -161,9 +161,9 @@ ONLY = {
     ],
 }
 FAST = {
-    resumed: ["dms", "local layers"],
+    resumed: ["local layers"],
     longer: ["scaffold"],
-    in_a_sweep: ["scaffold in cohorts", "local layers"],
+    in_a_sweep: ["scaffold in cohorts"],
     on_two_devices: ["dms"],
 }
 

@@ -223,7 +223,8 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     if optimizer is optimizers.sgd:
         optimizer = _sgd_with(optimizers.terms_of(any_member.hparams))
     custom = any_member.hooks, any_member.uplinks
-    parts = Parts(any_member.network.model, rules, optimizer, spec, *custom)
+    model = any_member.network.model._replace(init=None)  # w^0 is an argument
+    parts = Parts(model, rules, optimizer, spec, *custom)
     is_cpu = jax.default_backend() == "cpu"
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
     side_by_side = spec.mapping == "vmap" and not by_choice

@@ -164,6 +164,7 @@ def test_custom_weights_by_hand():
             rho(weights)
 
 
+@pytest.mark.slow
 def test_constants_are_for_rules_that_ask_for_them():
     """Without being asked for they are not estimated: NaN weights, unless refused."""
 

@@ -115,6 +115,9 @@ def _kept(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: v for n, v in sorted(history.items()) if "wall" not in n}
 
 
+SLOW = ("mnist_shape",)
+
+
 def measured(name: str) -> dict[str, dict]:
     """Sums and digests of the arrays of an experiment."""
     found = {}
@@ -139,7 +142,10 @@ def pinned():
         PATH.write_text(json.dumps(found, indent=1) + "\n")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXPERIMENTS],
+)
 def test_nothing_changed(name, pinned):
     found = measured(name)
     if os.environ.get("PIN"):

@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 
 from studies import bounds as bound_study
 from tsfl_jax import config_files

@@ -14,6 +14,9 @@ from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A finished run that has measured its clients."""

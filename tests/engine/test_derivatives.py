@@ -48,6 +48,7 @@ def differences(function, rho, lr, step=1e-2):
     return np.array(of_rho), slope(lambda h: function(rho, lr + h))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clip_norm", [pytest.param(np.inf, marks=pytest.mark.slow), 0.5]
 )

@@ -195,6 +195,7 @@ def test_a_sweep_counts_what_diverged_and_takes_it_into_no_mean(tmp_path):
     assert f"# {tmp_path / 'sweep'}, run 0: of a Python program" in text
 
 
+@pytest.mark.slow
 def test_settings_of_a_custom_rule_are_groups(tmp_path, capsys):
     config = Config(num_intervals=2, num_clients=3, batch_size=4)
     config.model.hidden, config.schedule.data_size = 0, 16

@@ -109,6 +109,7 @@ def followed(tmp_path_factory):
     return folder / "run", records
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_every_interval_once(followed):
     folder, records = followed
     rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))

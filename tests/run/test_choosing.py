@@ -102,6 +102,7 @@ def test_oort_is_its_reference_along_a_run():
     assert (times.lots.factor < 1).any()
 
 
+@pytest.mark.slow
 def test_rules_see_only_those_that_are_chosen():
     """The same as with a sampler that knows the choice beforehand."""
     config = config_of(

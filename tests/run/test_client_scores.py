@@ -100,6 +100,7 @@ def test_label_mix_against_numpy():
     check_last(result, *(each @ (np.stack(mix) / np.sum(mix, 1, keepdims=True)).T))
 
 
+@pytest.mark.slow
 def test_files_of_a_run_and_of_a_sweep(own, tmp_path):
     folder, history = own[0], own[1].history
     rows = files.read_metrics(folder / "metrics.jsonl")

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import tsfl_jax
 from tests import problems
@@ -72,6 +73,7 @@ def some_of_twenty(draw):
     return 3 * draw.rng.permutation(20)[: draw.size]
 
 
+@pytest.mark.slow
 def test_neither_n_nor_a_longer_run_matters():
     def run(**changes):
         schedule = {"kind": "distribution", "tau_groups": "uniform(1,3)"}

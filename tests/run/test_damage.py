@@ -210,6 +210,7 @@ def test_a_stopped_sweep(
     same_sweep(tmp_path, whole_sweep)
 
 
+@pytest.mark.slow
 def test_damaged_runs_of_a_sweep_are_trained_again(whole_sweep, tmp_path, capsys):
     folder = pathlib.Path(shutil.copytree(whole_sweep, tmp_path / "sweep"))
     damages = [

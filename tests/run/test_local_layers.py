@@ -68,6 +68,7 @@ def test_heads_over_a_frozen_body_train_alone():
         assert equal(of_client(together, client), named(found.params), 1e-5)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_clients_models():
     """Each one's accuracy by class on the test set, by its own mix of labels."""
     config = config_of()

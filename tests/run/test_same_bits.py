@@ -142,9 +142,8 @@ def on_two_devices(kind, folder, expected, tmp_path):
     same_results(result, expected)
 
 
-@pytest.mark.parametrize(
-    "kind", ["scaffold", *(pytest.param(n, marks=pytest.mark.slow) for n in CHOSEN)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["scaffold", *CHOSEN])
 def test_a_call_that_is_filled_up_changes_no_bit(kind):
     """Seven intervals in calls of four, the last one of three, and in one of seven."""
     config = config_of(kind, num_intervals=7, report_every=0)
@@ -163,7 +162,7 @@ ONLY = {
 FAST = {
     resumed: ["local layers"],
     longer: ["scaffold"],
-    in_a_sweep: ["scaffold in cohorts"],
+    in_a_sweep: [],
     on_two_devices: ["dms"],
 }
 

@@ -43,6 +43,7 @@ def test_the_work_decides():
     assert mapping(even(tau=(1, 2, 2, 1))) == "vmap"
 
 
+@pytest.mark.slow
 def test_side_by_side_equals_one_after_another():
     result = tsfl_jax.simulate(even(algorithm="dms"))
     other = tsfl_jax.simulate(even(algorithm="dms", mapping="sequential"))

@@ -120,13 +120,11 @@ def test_points_of_a_list(whole, tmp_path, capsys):
 def test_a_diverged_lane_is_marked_and_the_others_do_not_notice(tmp_path):
     config = small(algorithm="fedavg", devices=1)
     alone = tsfl_jax.sweep(config, {"lr": [0.02, 0.03, 0.05]})
-    mixed = tsfl_jax.sweep(
-        config, {"lr": [0.02, 1e30, 0.05]}, workdir=tmp_path
-    )  # in one call
+    mixed = tsfl_jax.sweep(config, {"lr": [0.02, 1e30, 0.05]}, workdir=tmp_path)
     assert [row["diverged_at"] for row in mixed.rows] == [None, 1, None]
     for name in FLOATS:
         np.testing.assert_array_equal(
-            mixed.history[name][[0, 2]], alone.history[name], err_msg=name
+            mixed.history[name][[0, 2]], alone.history[name][[0, 2]], err_msg=name
         )
     assert np.isnan(mixed.history["test_loss"][1, 1:]).all()
     text = (tmp_path / "summary.md").read_text()

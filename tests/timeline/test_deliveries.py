@@ -236,6 +236,7 @@ def in_form_of_deliveries(schedule):
     return schedule._replace(client=client, delivery=delivery, snapshots=1)
 
 
+@pytest.mark.slow
 def test_intervals_as_deliveries_have_the_same_bits():
     hp = problems.hparams(momentum=0.9, mu=0.1, lr=0.03)
     dense = complete(TAU.astype(np.int32), SIZE.astype(np.int32))

@@ -13,7 +13,6 @@ from tsfl_jax.report import files
 from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds
 
-
 pytestmark = pytest.mark.slow
 
 

@@ -254,6 +254,7 @@ def test_a_second_run_in_a_workdir_is_refused_in_one_line(exp, whole, tmp_path):
     runner.run(exp, tmp_path)  # and has left it
 
 
+@pytest.mark.slow
 def test_a_single_run_and_a_sweep_do_not_share_a_folder(exp, folder, whole_sweep):
     before = {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")}
     with pytest.raises(UserError, match="holds a single run; choose another"):

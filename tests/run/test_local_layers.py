@@ -96,15 +96,13 @@ def start():
     return tsfl_jax.simulate(config_of(num_intervals=1, lr=1e-30)).params
 
 
-QUICK = ("median", "oracle", "dms_adaptive")
+QUICK = ("oracle", "dms_adaptive")
+SLOW_RULES = [name for name in AGGREGATORS if name not in QUICK]
 
 
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK))
-        for name in AGGREGATORS
-    ],
+    [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_RULES)],
 )
 def test_under_every_rule_they_stay(algorithm):
     """The global model keeps w^0 there, clients do not, and the rest is aggregated."""
@@ -225,6 +223,7 @@ def periodic(period, **settings):
     return config_of(**fixed | {"model__local_period": period} | settings)
 
 
+@pytest.mark.slow
 def test_a_period_by_runs_of_the_clients():
     """P = 3: three intervals of the client alone, then a mean of the heads.
 

@@ -162,7 +162,6 @@ ONLY = {
 FAST = {
     resumed: ["local layers"],
     longer: ["scaffold"],
-    in_a_sweep: [],
     on_two_devices: ["dms"],
 }
 
@@ -173,7 +172,7 @@ FAST = {
         pytest.param(
             way,
             kind,
-            marks=[pytest.mark.slow] * (kind not in FAST[way]),
+            marks=[pytest.mark.slow] * (kind not in FAST.get(way, ())),
             id=f"{way.__name__}-{kind}",
         )
         for way in WAYS

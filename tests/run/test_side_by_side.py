@@ -1,11 +1,8 @@
 """Small networks on one CPU device: clients side by side by choice."""
 
-import chex
 import jax
-import numpy as np
 import pytest
 
-import tsfl_jax
 from tests.problems import small
 from tsfl_jax.engine import optimizers
 from tsfl_jax.prepare import prepare
@@ -41,18 +38,6 @@ def test_the_work_decides():
         assert mapping(other) == "sequential"
     # Steps so small that frozen ones cost less than loops, if they are not most.
     assert mapping(even(tau=(1, 2, 2, 1))) == "vmap"
-
-
-@pytest.mark.slow
-def test_side_by_side_equals_one_after_another():
-    result = tsfl_jax.simulate(even(algorithm="dms"))
-    other = tsfl_jax.simulate(even(algorithm="dms", mapping="sequential"))
-    assert result.summary["mapping"] == "vmap" != other.summary["mapping"]
-    chex.assert_trees_all_close(result.params, other.params, rtol=1e-5, atol=1e-5)
-    for name in ("train_loss", "test_loss", "samples", "rho"):
-        np.testing.assert_allclose(
-            result.history[name], other.history[name], rtol=1e-4, err_msg=name
-        )
 
 
 @pytest.mark.parametrize(

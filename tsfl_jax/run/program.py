@@ -232,13 +232,8 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
         run = _lanes_run(parts, mesh, side_by_side)
     except TypeError:  # a custom function without a hash
         run = _lanes_run.__wrapped__(parts, mesh, side_by_side)
-    return Program(
-        run=run,
-        parts=parts,
-        mesh=mesh,
-        intervals=len(any_member.steps),
-        chunk=min(map(chunk_of, members)),
-    )
+    chunk = min(map(chunk_of, members))
+    return Program(run, parts, mesh, len(any_member.steps), chunk)
 
 
 def scored_of(prepared: Prepared, number: int) -> evaluation.Scored | None:

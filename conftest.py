@@ -70,7 +70,7 @@ _new = [flag for flag in _PLAIN if flag.split("=")[0] not in _flags]
 # part of a program's key in the cache, so those of `devices.start` are there as well.
 os.environ["XLA_FLAGS"] = " ".join([*_new, _flags]).strip()
 jax.config.update("jax_num_cpu_devices", 4)
-jax.config.update("jax_traceback_in_locations_limit", 0)  # names of lines take long
+jax.config.update("jax_traceback_in_locations_limit", 0)  # lines of code, for profilers
 devices.start(4)
 
 

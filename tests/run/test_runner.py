@@ -128,6 +128,12 @@ def test_memory_does_not_grow_with_the_clients():
     assert many - few < 2**21  # 2 MiB; one model of 16,000 parameters each: 120 MiB
 
 
+def test_runs_of_the_same_parts_are_compiled_once():
+    several = ({}, {"lr": 0.5, "num_intervals": 7}, {"algorithm": "fedavg"})
+    one, same, other = (runner.build(small(**changes)).program for changes in several)
+    assert one.run is same.run is not other.run
+
+
 def test_one_trace_and_no_transfer_in_a_run():
     exp = runner.build(small())
     start = exp.arrays.start

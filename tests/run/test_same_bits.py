@@ -154,6 +154,8 @@ def test_a_call_that_is_filled_up_changes_no_bit(kind):
 WAYS = [resumed, longer, in_a_sweep, on_two_devices]
 # The schedule of other kinds depends on T, or which clients ever work.
 ONLY = {longer: ["scaffold", "learning rates", "timeline", "local layers"]}
+# The regret's last bits depend on the devices, see `identity.depends_on_devices`.
+ONLY[on_two_devices] = [kind for kind in KINDS if kind != "online"]
 FAST = {resumed: ["local layers"], longer: ["scaffold"], on_two_devices: ["dms"]}
 
 

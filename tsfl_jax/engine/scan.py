@@ -131,7 +131,7 @@ def init_state(
       choice: how clients are chosen of the candidates; None: they are not.
       hparams: with the settings of the links.
     """
-    params = jax.jit(model.init)(key, x)  # compiled once for all runs of a network
+    params = model.init(key, x)
     server = apply.init_state(rules, trees.parted(params)[0], counts)
     state = State(params, server, jnp.bool_(False))
     links = chain.init(uplinks, params, hparams)

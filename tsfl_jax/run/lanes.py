@@ -182,7 +182,8 @@ def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.
         sizes.append((_padded(group, size.astype(np.float32)), elsewhere))
     arguments = keys, _stacked(sizes)
     arguments = devices.place(group.program.mesh, arguments, scan.WHOLE)
-    return scan.over_lanes(of_run, side_by_side=False)(arguments)
+    # Compiled whole: op by op w^0 could differ from that of a lane in its last bits.
+    return jax.jit(scan.over_lanes(of_run, side_by_side=False))(arguments)
 
 
 def _padded(group: Group, array: np.ndarray, *missing_columns: int) -> np.ndarray:

@@ -134,6 +134,6 @@ def few_programs_in_memory():
     more of them ends in a segmentation fault.
     """
     yield
-    if _mapped() > 45_000:
+    if _mapped() > 25_000:
         jax.clear_caches()
         gc.collect()

@@ -115,9 +115,6 @@ def _kept(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: v for n, v in sorted(history.items()) if "wall" not in n}
 
 
-SLOW = ("mnist_shape",)
-
-
 def measured(name: str) -> dict[str, dict]:
     """Sums and digests of the arrays of an experiment."""
     found = {}
@@ -144,7 +141,10 @@ def pinned():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXPERIMENTS],
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n == "mnist_shape"))
+        for n in EXPERIMENTS
+    ],
 )
 def test_nothing_changed(name, pinned):
     found = measured(name)

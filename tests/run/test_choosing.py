@@ -109,8 +109,7 @@ def test_rules_see_only_those_that_are_chosen():
         LATE, algorithm="dms", schedule__dropout=0.0, partition__kind="iid"
     )
     # Estimates at w^0 would be of all candidates.
-    for name in ("smoothness", "grad_sq_norm", "grad_variance"):
-        setattr(config.constants, name, 1.0)
+    vars(config.constants).update(smoothness=1.0, grad_sq_norm=1.0, grad_variance=1.0)
     result = tsfl_jax.simulate(config)
     client = result.history["client"]
     plain = {"sampler": "uniform", "candidates": 0, "preferred": 100.0}

@@ -130,8 +130,12 @@ def test_memory_does_not_grow_with_the_clients():
 
 def test_runs_of_the_same_parts_are_compiled_once():
     several = ({}, {"lr": 0.5, "num_intervals": 7}, {"algorithm": "fedavg"})
-    one, same, other = (runner.build(small(**changes)).program for changes in several)
-    assert one.run is same.run is not other.run
+    one, same, other = (runner.build(small(**c)).program.run for c in several)
+    assert one is same is not other
+    # A custom function may read what has changed meanwhile.
+    rule = {"aggregator": tsfl_jax.rule(lambda info: info.tau)}
+    one, other = (runner.build(small(), **rule).program.run for _ in range(2))
+    assert one is not other
 
 
 def test_one_trace_and_no_transfer_in_a_run():

@@ -140,7 +140,7 @@ def evaluate(
     )
     if group_size is None:
         return scores
-    right, loss = (exact_sums.over_axis(sums, axis) / group_size for sums in by_group)
+    right, loss = (exact_sums.scalar(sums, axis) / group_size for sums in by_group)
     return scores._replace(
         group_accuracy=jnp.where(group_size > 0, _accuracy(model, right), jnp.nan),
         group_loss=jnp.where(group_size > 0, _loss(loss), jnp.nan),

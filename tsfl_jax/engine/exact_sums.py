@@ -139,19 +139,18 @@ def value(total: Sum) -> Float[Array, "..."]:
     return trees.with_tangent_of(whole, total.linear)
 
 
-def scalars(axis: str | None, *terms: Float[Array, "n"]) -> list[Float[Array, ""]]:
-    """Sums of n float32 terms each, over the devices of an axis as well.
+def scalar(terms: Float[Array, "n ..."], axis: str | None) -> Float[Array, "..."]:
+    """Sum of n float32 terms, over the devices of an axis as well.
 
-    Infinite terms and NaN make a sum infinite or NaN, as any other.
+    Infinite terms and NaN make it infinite or NaN, as in any sum.
     """
-    together = jnp.stack(terms, axis=1)  # one sum of several: a shorter program
-    return [*over_axis(together, axis)]
-
-
-def over_axis(terms: Float[Array, "n ..."], axis: str | None) -> Float[Array, "..."]:
-    """As `scalars`, of terms of one shape."""
     finite = jnp.isfinite(terms)
     total = add_all(zeros(terms.shape[1:]), jnp.where(finite, terms, 0.0))
     total = over_devices(total, axis)
     infinite = jnp.where(finite, 0.0, terms).sum(axis=0)  # the same in every order
     return value(total) + devices.total(infinite, axis)
+
+
+def scalars(axis: str | None, *terms: Float[Array, "n"]) -> list[Float[Array, ""]]:
+    """The `scalar` of each, as one sum: a program of fewer operations."""
+    return [*scalar(jnp.stack(terms, axis=1), axis)]

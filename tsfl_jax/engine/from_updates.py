@@ -67,7 +67,7 @@ def objective(
         total = exact_sums.add_all(total, jnp.where(good, slopes, 0.0))
         slope = exact_sums.value(exact_sums.over_devices(total, axis)) / count
         bad = devices.total((~good).any(axis=0).astype(jnp.int32), axis) > 0
-        loss = exact_sums.over_axis(sums, axis) / count
+        loss = exact_sums.scalar(sums, axis) / count
         return loss, jnp.where(bad, jnp.nan, slope)
 
     return evaluate

@@ -157,22 +157,23 @@ def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.
     """w^0 and the rules' states, ``[L, ...]`` on all devices."""
     first, rules = lanes[0], programs.rules_of(group.members)
 
-    x = local.scaled(group.samples, group.samples.x[:1])
+    def init(keys: jax.Array, sizes: Any, samples: local.Samples) -> scan.State:
+        def of_run(lane: Any) -> scan.State:
+            key, (size, elsewhere) = lane
+            counts = counts_of(first)._replace(clients=size.shape[0], size=size)
+            return scan.init_state(
+                first.network.model,
+                rules,
+                key,
+                local.scaled(samples, samples.x[:1]),
+                counts._replace(idle_size=elsewhere),
+                first.workload.schedule.snapshots,
+                first.config.cohort.choice,
+                first.uplinks,
+                first.hparams,
+            )
 
-    def of_run(lane: Any) -> scan.State:
-        key, (size, elsewhere) = lane
-        counts = counts_of(first)._replace(clients=size.shape[0], size=size)
-        return scan.init_state(
-            first.network.model,
-            rules,
-            key,
-            x,
-            counts._replace(idle_size=elsewhere),
-            first.workload.schedule.snapshots,
-            first.config.cohort.choice,
-            first.uplinks,
-            first.hparams,
-        )
+        return scan.over_lanes(of_run, side_by_side=False)((keys, sizes))
 
     sizes = []  # samples of each client on the device, and of all others together
     for prepared in lanes:
@@ -181,9 +182,8 @@ def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.
         elsewhere = np.asarray(total - size.sum(dtype=np.int64), np.float32)
         sizes.append((_padded(group, size.astype(np.float32)), elsewhere))
     arguments = keys, _stacked(sizes)
-    arguments = devices.place(group.program.mesh, arguments, scan.WHOLE)
-    # Compiled whole: op by op w^0 could differ from that of a lane in its last bits.
-    return jax.jit(scan.over_lanes(of_run, side_by_side=False))(arguments)
+    keys, sizes = devices.place(group.program.mesh, arguments, scan.WHOLE)
+    return jax.jit(init)(keys, sizes, group.samples)
 
 
 def _padded(group: Group, array: np.ndarray, *missing_columns: int) -> np.ndarray:

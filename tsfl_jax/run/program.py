@@ -85,10 +85,7 @@ class Program(NamedTuple):
         return *whole, arrays.problem, inputs
 
     def lower(self, *arguments: Any) -> jax.stages.Lowered:
-        """Trace for arrays or shapes; the state is donated.
-
-        JAX keeps what it has traced and compiled for a function: see `_lanes_run`.
-        """
+        """Trace for arrays or shapes, or take JAX's trace; the state is donated."""
         options = devices.compiler_options(self.mesh)
         run = jax.jit(self.run, donate_argnums=0, compiler_options=options)
         return run.lower(*arguments)
@@ -199,6 +196,9 @@ def _by_work(prepared: Prepared) -> int:
     return int(np.clip(1 / seconds, _FEW_INTERVALS, most))
 
 
+_NO_FUNCTIONS = ("dataset", "partition", "sampler", "params")  # fields of `Custom`
+
+
 @functools.lru_cache(maxsize=16)
 def _lanes_run(parts: Parts, mesh: Mesh, side_by_side: bool) -> scan.Run:
     """The same function for the same parts, so that it is compiled once."""
@@ -206,9 +206,9 @@ def _lanes_run(parts: Parts, mesh: Mesh, side_by_side: bool) -> scan.Run:
     return scan.make_lanes_run(run, mesh, side_by_side=side_by_side)
 
 
-_sgd_with = functools.cache(
-    lambda terms: functools.partial(optimizers.sgd, terms=terms)
-)
+@functools.cache
+def _sgd_with(terms: optimizers.SGDTerms) -> optimizers.Factory:
+    return functools.partial(optimizers.sgd, terms=terms)
 
 
 def make_program(members: list[Prepared], mesh: Mesh) -> Program:
@@ -228,10 +228,11 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     is_cpu = jax.default_backend() == "cpu"
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
     side_by_side = spec.mapping == "vmap" and not by_choice
-    try:
-        run = _lanes_run(parts, mesh, side_by_side)
-    except TypeError:  # a custom function without a hash
-        run = _lanes_run.__wrapped__(parts, mesh, side_by_side)
+    functions = any_member.custom._replace(**dict.fromkeys(_NO_FUNCTIONS))
+    # A user's function is traced anew: what it reads from around may have changed.
+    is_ours = all(part is None or part == {} for part in functions)
+    make = _lanes_run if is_ours else _lanes_run.__wrapped__
+    run = make(parts, mesh, side_by_side)
     chunk = min(map(chunk_of, members))
     return Program(run, parts, mesh, len(any_member.steps), chunk)
 

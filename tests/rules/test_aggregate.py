@@ -214,7 +214,6 @@ def test_a_stale_model_does_not_count_for_a_fresh_one():
         assert moved(name, [np.nan, 1.0], **given) == pytest.approx(0.1 * factor)
 
 
-@pytest.mark.slow
 def test_in_a_simulation_as_the_others_alone():
     """Of three clients the samples of the first overflow; both rules in one program."""
     draws, tau = np.random.default_rng(0), (2, 30, 30)

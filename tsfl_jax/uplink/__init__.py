@@ -4,12 +4,16 @@ from typing import Any
 
 from tsfl_jax.components import Part, check_name, component, section_of, setting
 from tsfl_jax.types import parts_of
-from tsfl_jax.uplink import local_layers
+from tsfl_jax.uplink import local_layers, quantize, randk, sign, topk
 from tsfl_jax.uplink.link import Uplink
 
 UPLINKS: dict[str, Uplink] = {
     "local_layers": local_layers.LOCAL,
     "periodic_layers": local_layers.PERIODIC,
+    "topk": topk.TOPK,
+    "randk": randk.RANDK,
+    "quantize": quantize.QUANTIZE,
+    "sign": sign.SIGN,
 }
 # Those that `uplink.chain` may name, as rows of a table of components.
 PARTS = {

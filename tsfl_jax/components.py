@@ -119,10 +119,12 @@ def arrays(values: T) -> T:
     values, leaves = resolved(values), {}
     for field in dataclasses.fields(values):  # pyright: ignore[reportArgumentType]
         value, declaration = getattr(values, field.name), declaration_of(field)
+        if declaration.static:
+            continue
         if declaration.choices:
             index = [*declaration.choices].index(value)
             leaves[field.name] = np.asarray(index, np.int32)
-        elif not declaration.static:
+        else:
             leaves[field.name] = np.asarray(value, np.float32)
     return changed(values, **leaves)
 

@@ -10,8 +10,8 @@ Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, and Karimir
 al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019;
 Richtárik, Sokolov, Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and
 Practically Faster Error Feedback", NeurIPS 2021. Simplified: both are of gradients;
-here u is what a client's whole training has changed. With SCAFFOLD the control variates go
-as they are. Other collections than the parameters are not compressed.
+here u is what a client's whole training has changed. With SCAFFOLD the control variates
+go as they are. Other collections than the parameters are not compressed.
 """
 
 from collections.abc import Callable

@@ -71,6 +71,20 @@ KINDS = {
         "timeline__buffer": 3,
         "timeline__speed": "constant(1);constant(1.3);constant(0.3);constant(1)",
     },
+    "compressed in cohorts": COHORT
+    | {
+        "uplink__chain": "model_download,topk,quantize",
+        "topk__feedback": "ef",
+        "quantize__feedback": "ef21",
+    },
+    "compressed in a buffer": {
+        "algorithm": "fedbuff",
+        "uplink__chain": "randk,sign",
+        "randk__feedback": "ef",
+        "timeline__framework": "fedbuff",
+        "timeline__buffer": 3,
+        "timeline__speed": "constant(1);constant(1.3);constant(0.3);constant(1)",
+    },
     # Each seed holds out other samples.
     "online": {
         "algorithm": "fedavg",

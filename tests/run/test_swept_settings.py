@@ -43,7 +43,6 @@ FILES = {"data.dir", "data.file", "data.download", "data.columns", "data.tokens"
 FILES |= {"data.length", "data.vocabulary", "model.params"}
 OTHERS = {"stop.at", "stop.patience"}  # refused in every sweep
 OTHERS |= {"model.name", "model.norm"}  # of large networks
-OTHERS |= {"uplink.chain"}  # no name in it yet
 SWEPT = [
     name
     for name, (_, known) in SETTINGS.items()
@@ -113,6 +112,7 @@ VALUES: dict[str, Any] = {
     "timeline.copula": "seconds rarity 0.8",
     "model.frozen": "Dense_0",
     "model.local": "Dense_1",
+    "uplink.chain": "topk",
     "constants.when": "interval",
     "evaluation.clients": "labels",
     "dms.weight_limit": 2.0,

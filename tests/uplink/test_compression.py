@@ -1,5 +1,6 @@
 """Compressed updates: by hand, in the mean, and ten intervals against NumPy."""
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,9 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax.config import replace
-from tsfl_jax.uplink import UPLINKS, quantize, randk, sign, topk
+from tsfl_jax.prepare.prepare import prepare
+from tsfl_jax.types import UserError
+from tsfl_jax.uplink import chain, model_download, quantize, randk, sign, topk
 
 V = jnp.array([3.0, -1.0, 2.0, 0.0, -2.0])
 KEY = jax.random.key(0)
@@ -24,124 +27,220 @@ def test_by_hand():
     np.testing.assert_array_equal(
         topk.compress(V, KEY, topk.TopK(fraction=0.01)), [3, 0, 0, 0, 0]
     )
-    scaled = sign.compress(V, KEY, sign.Sign())  # ‖v‖₁/d = 8/5
-    np.testing.assert_allclose(scaled, [1.6, -1.6, 1.6, 1.6, -1.6])
+    scaled = sign.compress(V, KEY, sign.Sign())  # ‖v‖₁ of four = 8/4
+    np.testing.assert_allclose(scaled, [2, -2, 2, 0, -2])
     # ‖v‖ = 5 of (3, 4): with five levels both are on one, whatever is drawn.
-    exact = quantize.compress(jnp.array([3.0, -4.0]), KEY, quantize.Quantize(levels=5))
-    np.testing.assert_allclose(exact, [3.0, -4.0], rtol=1e-6)
-    zeros = quantize.compress(jnp.zeros(3), KEY, quantize.Quantize())
-    np.testing.assert_array_equal(zeros, np.zeros(3))
+    five = quantize.Quantize(levels=5)
+    exact = quantize.compress({"w": jnp.array([3.0, -4.0])}, KEY, five)
+    np.testing.assert_allclose(exact["w"], [3.0, -4.0], rtol=1e-6)
+    leaves = {"a": jnp.array([3.0, -4.0]), "b": jnp.array([[0.06], [0.08]])}
+    each = quantize.Quantize(levels=5, per="leaf")
+    chex.assert_trees_all_close(quantize.compress(leaves, KEY, each), leaves, rtol=1e-6)
+    most = quantize.Quantize(levels=4, norm="max")
+    exact = quantize.compress({"w": jnp.array([3.0, -4.0])}, KEY, most)
+    np.testing.assert_allclose(exact["w"], [3.0, -4.0], rtol=1e-6)
+    zeros = quantize.compress({"w": jnp.zeros(3)}, KEY, five)
+    np.testing.assert_array_equal(zeros["w"], np.zeros(3))
+    # The nearest of −2, −1, 0, 1, 2 times 4/2; 0 of a leaf of zeros.
+    model = {"params": {"a": jnp.array([4.0, -2.9, 0.9]), "b": jnp.zeros(2)}, "s": 7}
+    rounded = model_download.download(model, model_download.ModelDownload(levels=2))
+    np.testing.assert_array_equal(rounded["params"]["a"], [4, -2, 0])
+    np.testing.assert_array_equal(rounded["params"]["b"], [0, 0])
+    assert rounded["s"] == 7
 
 
 @pytest.mark.parametrize(
-    ("module", "settings"),
+    ("compress", "settings"),
     [
-        (randk, randk.RandK(fraction=0.4)),
-        (quantize, quantize.Quantize(levels=1)),
-        (quantize, quantize.Quantize(levels=3)),
+        (randk.compress, randk.RandK(fraction=0.4)),
+        (quantize.quantized, quantize.Quantize(levels=1)),
+        (quantize.quantized, quantize.Quantize(levels=3, norm="max")),
     ],
 )
-def test_the_mean_is_the_update(module, settings):
+def test_the_mean_is_the_update(compress, settings):
     keys = jax.random.split(KEY, 20_000)
-    drawn = np.asarray(jax.vmap(lambda key: module.compress(V, key, settings))(keys))
+    drawn = np.asarray(jax.vmap(lambda key: compress(V, key, settings))(keys))
     error = drawn.std(axis=0) / np.sqrt(len(keys))
     assert (np.abs(drawn.mean(axis=0) - V) <= 5 * error + 1e-6).all()
-    if module is randk:
+    if compress is randk.compress:
         assert ((drawn != 0).sum(axis=1) <= 2).all()
     else:
-        levels = settings.levels * np.abs(drawn) / np.linalg.norm(V)
+        norm = np.linalg.norm(V) if settings.norm == "l2" else 3
+        levels = settings.levels * np.abs(drawn) / norm
         np.testing.assert_allclose(levels, levels.round(), atol=1e-5)
 
 
-def test_bits_by_hand():
-    sizes = [10, 90]  # d = 100, ⌈log₂ d⌉ = 7
-    assert topk.bits(sizes, topk.TopK(fraction=0.1)) == 10 * (32 + 7)
-    assert randk.bits(sizes, randk.RandK(fraction=0.1)) == 10 * 32 + 64
-    assert quantize.bits(sizes, quantize.Quantize(levels=4)) == 100 * (1 + 3) + 32
-    assert sign.bits(sizes, sign.Sign()) == 100 + 32
+class TwoLeaves(nn.Module):
+    """d = 100: ten and ninety, the ten alone in the first."""
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param("scale", nn.initializers.ones, 10)
+        return scale[None] * nn.Dense(10, use_bias=False, name="dense")(x)
+
+
+# ⌈log₂ 100⌉ = 7, ⌈log₂ 90⌉ = 7.
+@pytest.mark.parametrize(
+    ("links", "local", "upload", "download"),
+    [
+        ("topk", "", 10 * (32 + 7), 3200),
+        ("topk", "scale", 9 * (32 + 7), 2880),
+        ("randk", "", 10 * 32 + 64, 3200),
+        ("quantize", "", 100 * (1 + 3) + 2 * 32, 3200),
+        ("quantize", "scale", 90 * (1 + 3) + 32, 2880),
+        ("sign", "", 100 + 32, 3200),
+        ("topk,sign", "", 10 * (1 + 7) + 32, 3200),
+        ("randk,quantize", "", 10 * (1 + 3) + 64 + 2 * 32, 3200),
+        ("model_download", "scale", 2880, 90 * (1 + 2) + 32),
+    ],
+)
+def test_bits_by_hand(links, local, upload, download):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 9)).astype(np.float32), rng.integers(0, 10, 40)
+    values = {"uplink.chain": links, "model.local": local, "num_intervals": 2}
+    values |= {"quantize.levels": 4} if "quantize" in links else {}
+    values |= {"quantize.per": "leaf"} if "quantize" in links else {}
+    values |= {"model_download.levels": 3} if "download" in links else {}
+    values |= {"evaluation.clients": "labels"} if local else {}
+    values |= {"num_clients": 2, "batch_size": 4, "schedule.data_size": 8}
+    prepared = prepare(
+        replace(tsfl_jax.Config(), values),
+        model=TwoLeaves(),
+        dataset=tsfl_jax.make_dataset(x, y, x, y, num_classes=10),
+    )
+    sizes = prepared.network.params, prepared.hparams, 2
+    sent = chain.traffic(prepared.uplinks, *sizes)
+    np.testing.assert_array_equal(sent.upload, [upload] * 2)
+    np.testing.assert_array_equal(sent.download, [download] * 2)
 
 
 # A linear regression with full batches: what a client does is plain gradient descent.
-NUM, SIZE, LR, T = 4, 12, 0.1, 10
+N, SIZE, D, LR = 4, 12, 6, 0.1
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=(NUM * SIZE + 8, 6)).astype(np.float32)
-Y = (X @ RNG.normal(size=6) + RNG.normal(size=len(X)))[:, None].astype(np.float32)
-TAU = (1, 3, 2, 1)
-PARTS = np.arange(NUM * SIZE).reshape(NUM, SIZE)
+X = RNG.normal(size=(N * SIZE + 8, D)).astype(np.float32)
+Y = (X @ RNG.normal(size=D) + RNG.normal(size=len(X)))[:, None].astype(np.float32)
+ROWS = np.arange(N * SIZE).reshape(N, SIZE)
+MODEL = nn.Dense(1, use_bias=False, kernel_init=nn.initializers.zeros)
+CUSTOM = {
+    "model": MODEL,
+    "dataset": tsfl_jax.make_dataset(X[: N * SIZE], Y[: N * SIZE], X, Y),
+    "partition": [list(rows) for rows in ROWS],
+}
 
 
-def run(link, **settings):
-    config = {"algorithm": "fedavg", "num_intervals": T, "num_clients": NUM, "lr": LR}
-    config |= {"batch_size": SIZE, "momentum": 0.0}
-    config |= {"schedule.kind": "explicit", "schedule.tau": TAU, "uplink.chain": link}
-    config |= {name.replace("__", "."): value for name, value in settings.items()}
-    return tsfl_jax.simulate(
-        replace(tsfl_jax.Config(), config),
-        model=nn.Dense(1, use_bias=False, kernel_init=nn.initializers.zeros),
-        dataset=tsfl_jax.make_dataset(X[: NUM * SIZE], Y[: NUM * SIZE], X, Y),
-        partition=[list(rows) for rows in PARTS],
-    )
+def config_of(**settings):
+    values = {"num_intervals": 10, "num_clients": N, "lr": LR, "momentum": 0.0}
+    values |= {"batch_size": SIZE, "uplink.chain": "topk", "topk.fraction": 0.3}
+    values |= {name.replace("__", "."): value for name, value in settings.items()}
+    return replace(tsfl_jax.Config(), values)
 
 
-def numpy_topk(v, fraction):
-    kept = np.argsort(-np.abs(v), kind="stable")[
-        : max(1, int(np.ceil(fraction * v.size)))
-    ]
+EXPLICIT = {"schedule__kind": "explicit", "schedule__tau": (1, 3, 2, 1)}
+SPEEDS = {"timeline__speed": "constant(0.1);constant(0.13);constant(0.04);constant(1)"}
+SETTINGS = {
+    "fedavg": EXPLICIT | {"algorithm": "fedavg"},
+    "scaffold": EXPLICIT | {"algorithm": "scaffold"},
+    # Updates of a cohort of two; what the others keep waits for them.
+    "cohort": {"algorithm": "fedavg", "cohort__size": 2}
+    | {"schedule__kind": "distribution", "schedule__tau_groups": "uniform(1,4)"},
+    # A client may be in a buffer twice; the second time it has its newer e.
+    "fedbuff": {"algorithm": "fedbuff", "timeline__framework": "fedbuff"}
+    | SPEEDS
+    | {"timeline__buffer": 3},
+    # Models are mixed: what a client sends is measured against its own download.
+    "afl": {"algorithm": "fedasync", "timeline__framework": "afl"}
+    | SPEEDS
+    | {"fedasync__gamma": 0.4},
+}
+
+
+def numpy_topk(v):
+    kept = np.argsort(-np.abs(v), kind="stable")[: int(np.ceil(0.3 * v.size))]
     return np.where(np.isin(np.arange(v.size), kept), v, 0)
 
 
-def numpy_sign(v, _):
-    return np.where(v < 0, -1, 1) * np.abs(v).mean()
+def numpy_sign(v):
+    return np.sign(v) * np.abs(v).sum() / max(np.count_nonzero(v), 1)
 
 
-@pytest.mark.parametrize("feedback", ["none", "ef", "ef21"])
-@pytest.mark.parametrize("link", ["topk", "sign"])
-def test_ten_intervals_are_those_of_numpy(link, feedback):
-    compress = {"topk": numpy_topk, "sign": numpy_sign}[link]
-    fraction = {"topk__fraction": 0.3} if link == "topk" else {}
-    got = run(link, **{f"{link}__feedback": feedback}, **fraction)
-    w, kept = np.zeros(6), np.zeros((NUM, 6))
-    left, sent = np.zeros((NUM, 6)), np.zeros((NUM, 6))
-    for _ in range(T):
-        total = np.zeros(6)
-        for i, tau in enumerate(TAU):
-            x, y, mine = (
-                X[PARTS[i]].astype(float),
-                Y[PARTS[i], 0].astype(float),
-                w.copy(),
-            )
+def replay(kind, times, weights, compress, feedback):
+    """The models w^0, w^1, … of a schedule, in float64, and what was left out."""
+    versions, c, c_i = [np.zeros(D)], np.zeros(D), np.zeros((N, D))
+    kept, updated, sent = np.zeros((3, N, D))
+    for t, rho in enumerate(weights):
+        w, total, server = versions[-1], np.zeros(D), c.copy()
+        for k in np.argsort(times.delivery.task[t], kind="stable"):
+            i, tau = times.client[t, k], times.tau[t, k]
+            if tau == 0:
+                continue
+            base = versions[t - times.delivery.lag[t, k]]
+            x, y, v = X[ROWS[i]].astype(float), Y[ROWS[i], 0].astype(float), base
+            correction = server - c_i[i] if kind == "scaffold" else 0
             for _ in range(tau):  # the loss is the mean squared error
-                mine -= 2 * LR * x.T @ (x @ mine - y) / SIZE
-            u = mine - w
+                v = v - LR * (2 * x.T @ (x @ v - y) / SIZE + correction)
+            u = v - base
             if feedback == "ef21":
-                kept[i] += compress(u - kept[i], 0.3)
+                kept[i] += compress(u - kept[i])
                 message = kept[i].copy()
             else:
                 before = kept[i] if feedback == "ef" else 0
-                message = compress(before + u, 0.3)
+                message = compress(before + u)
                 kept[i] = before + u - message
-            left[i], sent[i] = left[i] + u, sent[i] + message
-            total += message / NUM
-        w = w + total
+            updated[i], sent[i] = updated[i] + u, sent[i] + message
+            if kind == "scaffold":
+                c_i[i] = c_i[i] - server - message / (LR * tau)
+            if kind == "afl":
+                message = 0.6 * (base + message - w)
+            total += rho[k] * message
+        c = c_i.mean(axis=0)
+        versions.append(w + total)
     if feedback == "ef":  # the sum telescopes: what is not sent is kept
-        np.testing.assert_allclose(left - sent, kept, atol=1e-12)
-    kernel = got.params["params"]["kernel"][:, 0]
-    np.testing.assert_allclose(kernel, w, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(updated - sent, kept, atol=1e-12)
+    return versions
 
 
-def test_every_compressor_has_its_bytes_and_one_result(tmp_path):
-    """In a sweep, resumed, and with all entries: nothing is left out."""
-    plain = run("")
-    whole = run("topk", topk__fraction=1.0)
-    for a, b in zip(*map(jax.tree.leaves, (plain.params, whole.params)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-    assert {"topk", "randk", "quantize", "sign"} <= UPLINKS.keys()
-    deliveries = NUM * T
-    for link, bits in (
-        ("topk", 32 + 3),  # k = 1 of d = 6
-        ("randk", 32 + 64),
-        ("quantize", 6 * (1 + 5) + 32),
-        ("sign", 6 + 32),
-    ):
-        down = 6 * 32
-        assert run(link).summary["bytes_moved"] == deliveries * (down + bits) / 8, link
+@pytest.mark.parametrize("feedback", ["none", "ef", "ef21"])
+@pytest.mark.parametrize(
+    ("kind", "link"), [("fedavg", "sign"), *((kind, "topk") for kind in SETTINGS)]
+)
+def test_updates_are_those_of_numpy(kind, link, feedback):
+    changes = SETTINGS[kind] | {f"{link}__feedback": feedback, "uplink__chain": link}
+    if link == "sign":
+        changes["topk__fraction"] = 0.1  # the default: nothing reads it
+    config = config_of(**changes)
+    result = tsfl_jax.simulate(config, **CUSTOM)
+    times = prepare(config, **CUSTOM).workload.schedule
+    assert len(times.tau) >= 5 and (kind not in ("fedbuff", "afl") or times.snapshots)
+    compress = {"topk": numpy_topk, "sign": numpy_sign}[link]
+    versions = replay(kind, times, result.history["rho"], compress, feedback)
+    kernel = result.params["params"]["kernel"][:, 0]
+    np.testing.assert_allclose(kernel, versions[-1], rtol=1e-3, atol=1e-4)
+    assert np.abs(versions[-1] - versions[-2]).max() > 1e-3  # still at work
+
+
+def test_all_entries_are_all():
+    plain = tsfl_jax.simulate(config_of(uplink__chain="", topk__fraction=0.1), **CUSTOM)
+    whole = tsfl_jax.simulate(config_of(topk__fraction=1.0), **CUSTOM)
+    chex.assert_trees_all_close(plain.params, whole.params, rtol=1e-5)
+
+
+def test_a_rounded_download_is_what_clients_change():
+    """FedAvg of w^1 with one step each: Q(w^1) minus the step at Q(w^1)."""
+    changes = {"algorithm": "fedavg", "schedule__kind": "explicit"}
+    changes |= {"schedule__tau": (1,) * N, "num_intervals": 2, "topk__fraction": 0.1}
+    changes |= {"uplink__chain": "model_download", "model_download__levels": 3}
+    w = np.zeros(D)
+    x, y = X[: N * SIZE].astype(float), Y[: N * SIZE, 0].astype(float)
+    for _ in range(2):
+        step = np.abs(w).max() / 3 or 1.0
+        start = step * np.round(w / step)
+        w = start - LR * 2 * x.T @ (x @ start - y) / len(x)
+    result = tsfl_jax.simulate(config_of(**changes), **CUSTOM)
+    kernel = result.params["params"]["kernel"][:, 0]
+    np.testing.assert_allclose(kernel, w, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_that_are_sent_at_times_are_not_compressed():
+    changes = {"model__local": "kernel", "model__local_period": 2}
+    with pytest.raises(UserError, match="local_period=0"):
+        prepare(config_of(**changes))

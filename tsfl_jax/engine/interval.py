@@ -139,20 +139,32 @@ def renewed(
 def client_training(interval: Interval, key: PRNGKey) -> Callable[..., mapping.Trained]:
     """(the links' states of all clients, a client, its limit of steps) → its update."""
     parts, state, _, hparams, problem, inputs = interval
+    links = parts.uplinks
     # Whether updates are measured against the models they started from, not w^t.
     is_own_start = any(r.mixing.deltas or r.mixing.combine for r in parts.rules)
+    # Else a client knows what it downloaded, and the server adds what it lacks of w^t.
+    differs = bool(links) and (
+        parts.spec.snapshots > 0 or any(link.download for link in links)
+    )
 
     def train(states: Any, client: local.Client, limit: Any) -> mapping.Trained:
         start, number = start_of(interval, key, client), inputs.interval
         states = trees.take(states, client.place)
-        variables = chain.start(parts.uplinks, start.variables, states, number, hparams)
+        downloaded = chain.download(links, start.variables, hparams)
+        variables = chain.start(links, downloaded, states, number, hparams)
         start = start._replace(variables=variables)
         model, result = local.train(
             parts, start, client, problem.samples, hparams, limit
         )
-        version = variables if is_own_start else state.params
+        version = downloaded if differs else state.params
+        version = variables if is_own_start else version
         info = LinkInfo(rng.fold(start.key, "uplink"), number, version, model)
-        update, states = chain.send(parts.uplinks, states, info, hparams)
+        update, states = chain.send(links, states, info, hparams)
+        if differs and not is_own_start:
+            update["params"] = jax.tree.map(
+                lambda u, base, w: u + (base - w),
+                *(tree["params"] for tree in (update, downloaded, state.params)),
+            )
         return mapping.Trained(update, result._replace(uplinks=states))
 
     return train

@@ -92,8 +92,8 @@ def _described(parts: dict[str, Any]) -> dict[str, str]:
 def _bytes_per_delivery(prepared: Prepared, intervals: int) -> Float[np.ndarray, "T"]:
     """Bytes of a delivery in each interval, down and up."""
     sizes = prepared.network.params, prepared.hparams, intervals
-    download, upload = chain.traffic(prepared.uplinks, *sizes)
-    return (download + upload) / 64 * bytes_per_delivery(1, prepared.rule)
+    sent = chain.traffic(prepared.uplinks, *sizes)
+    return (sent.download + sent.upload) / 64 * bytes_per_delivery(1, prepared.rule)
 
 
 def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:

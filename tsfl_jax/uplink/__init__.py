@@ -3,8 +3,15 @@
 from typing import Any
 
 from tsfl_jax.components import Part, check_name, component, section_of, setting
-from tsfl_jax.types import parts_of
-from tsfl_jax.uplink import local_layers, quantize, randk, sign, topk
+from tsfl_jax.types import UserError, parts_of
+from tsfl_jax.uplink import (
+    local_layers,
+    model_download,
+    quantize,
+    randk,
+    sign,
+    topk,
+)
 from tsfl_jax.uplink.link import Uplink
 
 UPLINKS: dict[str, Uplink] = {
@@ -14,6 +21,7 @@ UPLINKS: dict[str, Uplink] = {
     "randk": randk.RANDK,
     "quantize": quantize.QUANTIZE,
     "sign": sign.SIGN,
+    "model_download": model_download.MODEL_DOWNLOAD,
 }
 # Those that `uplink.chain` may name, as rows of a table of components.
 PARTS = {
@@ -32,10 +40,16 @@ class UplinkConfig:
     )
 
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse an unknown link."""
-        del config, rule
+        """Refuse an unknown link, and a vector of which parts are sent at times."""
+        del rule
         for name in parts_of(self.chain):
             check_name("--config.uplink.chain", name, PARTS)
+            compresses = any(hasattr(kind, "feedback") for kind in PARTS[name].sections)
+            if compresses and config.model.local_period:
+                raise UserError(
+                    f"--config.uplink.chain={self.chain}: compresses what is always "
+                    "sent; choose --config.model.local_period=0"
+                )
 
 
 def part_of(text: str) -> Part:

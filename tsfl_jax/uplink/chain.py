@@ -23,6 +23,14 @@ def init(chain: Chain, params: Params, hparams: HParams) -> tuple:
     return tuple(link.init(params, _settings(link, hparams)) for link in chain)
 
 
+def download(chain: Chain, variables: Params, hparams: HParams) -> Params:
+    """What clients download of the server's variables."""
+    for link in chain:
+        if link.download:
+            variables = link.download(variables, _settings(link, hparams))
+    return variables
+
+
 def start(
     chain: Chain,
     version: Params,
@@ -46,7 +54,8 @@ def send(
 ) -> tuple[Params, tuple]:
     """What arrives of a client's update at the server, and the new states.
 
-    The update is {"params": w_i − version} with the values of other collections.
+    The update is {"params": w_i − version} with the values of other collections. Leaves
+    that a link takes out are None for those after it, and 0 at the server.
     """
     params, version = info.model["params"], info.version["params"]
     update = {**info.model, "params": jax.tree.map(jnp.subtract, params, version)}
@@ -56,7 +65,13 @@ def send(
         one = info._replace(key=key)
         update, state = link.send(update, state, one, _settings(link, hparams))
         new_states.append(state)
-    return update, tuple(new_states)
+    moved = jax.tree.map(
+        lambda u, w: jnp.zeros_like(w) if u is None else u,
+        update["params"],
+        params,
+        is_leaf=lambda u: u is None,
+    )
+    return {**update, "params": moved}, tuple(new_states)
 
 
 def receive(chain: Chain, total: Params, key: PRNGKey, hparams: HParams) -> Params:
@@ -70,7 +85,7 @@ def receive(chain: Chain, total: Params, key: PRNGKey, hparams: HParams) -> Para
 def traffic(
     chain: Chain, params: Params, hparams: HParams, num_intervals: int
 ) -> Traffic:
-    """Bits of one delivery in each interval; of float32 parameters without a link.
+    """What one delivery sends in each interval; float32 parameters without a link.
 
     Args:
       chain: the links.
@@ -78,8 +93,9 @@ def traffic(
       hparams: with the settings of the links as the host has them.
       num_intervals: T.
     """
-    size = sum(leaf.size for leaf in jax.tree.leaves(params["params"]))
-    whole = Traffic(*[np.full(num_intervals, 32.0 * size)] * 2)
+    sizes = [leaf.size for leaf in jax.tree.leaves(params["params"])]
+    values = np.full(num_intervals, float(sum(sizes)))
+    sent = Traffic(32 * values, values, leaves=len(sizes))
     for link in chain:
-        whole = link.bits(whole, params, _settings(link, hparams))
-    return whole
+        sent = link.bits(sent, params, _settings(link, hparams))
+    return sent

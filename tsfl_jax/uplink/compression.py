@@ -10,8 +10,10 @@ Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, and Karimir
 al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019;
 Richtárik, Sokolov, Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and
 Practically Faster Error Feedback", NeurIPS 2021. Simplified: both are of gradients;
-here u is what a client's whole training has changed. With SCAFFOLD the control variates
-go as they are. Other collections than the parameters are not compressed.
+here u is what a client's whole training has changed. A client whose upload is lost
+knows it and keeps its e; so does one whose model is not finite. SCAFFOLD's control
+variates are made of u as the server reads it. Other collections than the parameters are
+not compressed. In a chain each link keeps what it left out itself.
 """
 
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
@@ -27,8 +29,8 @@ from tsfl_jax.components import setting
 from tsfl_jax.types import Array, Params, PRNGKey
 from tsfl_jax.uplink.link import LinkInfo, Traffic, Uplink
 
-Compress = Callable[[Float[Array, "d"], PRNGKey, Any], Float[Array, "d"]]
-Bits = Callable[[list[int], Any], float]  # (sizes of the leaves, settings) -> bits
+Compress = Callable[[Params, PRNGKey, Any], Params]
+Bits = Callable[[Traffic, Any], Traffic]  # (traffic, settings) -> after the link
 
 
 def feedback() -> Any:
@@ -55,32 +57,56 @@ def compressed(compress: Compress, bits: Bits, section: type) -> Uplink:
     """The link of a compressor, with a setting `feedback`.
 
     Args:
-      compress: (vector ``[d]``, key, settings) → what the server reads, ``[d]``.
-      bits: (sizes of the leaves, settings) → bits of one upload.
+      compress: (parameters, key, settings) → what the server reads of them.
+      bits: (traffic, settings) → what is sent after the link.
       section: the component with its settings.
     """
 
     def send(
         update: Params, kept: Any, info: LinkInfo, settings: Any
     ) -> tuple[Params, Any]:
-        vector, to_params = ravel_pytree(update["params"])
-        before = ravel_pytree(kept)[0] if settings.feedback != "none" else 0.0
+        params = update["params"]  # None where a leaf stays with the client
+        if settings.feedback == "none":
+            return {**update, "params": compress(params, info.key, settings)}, kept
+        before = _where_none(params, params, kept)
         if settings.feedback == "ef21":
-            sent = before + compress(vector - before, info.key, settings)
-            kept = to_params(sent)
+            missing = optax.tree.sub(params, before)
+            sent = optax.tree.add(before, compress(missing, info.key, settings))
+            after = sent
         else:
-            total = vector + before
+            total = optax.tree.add(before, params)
             sent = compress(total, info.key, settings)
-            kept = to_params(total - sent) if settings.feedback == "ef" else ()
-        return {**update, "params": to_params(sent)}, kept
+            after = optax.tree.sub(total, sent)
+        return {**update, "params": sent}, _where_none(after, kept, after)
 
-    def upload(traffic: Traffic, params: Params, settings: Any) -> Traffic:
-        sizes = [leaf.size for leaf in jax.tree.leaves(params["params"])]
-        # Of what links before leave: layers that are not sent are not compressed.
-        part = traffic.upload / (32.0 * sum(sizes))
-        return traffic._replace(upload=np.ceil(part * bits(sizes, settings)))
+    def sent_bits(traffic: Traffic, params: Params, settings: Any) -> Traffic:
+        del params
+        return bits(traffic, settings)
 
-    return Uplink(init=init, send=send, bits=upload, section=section)
+    return Uplink(init=init, send=send, bits=sent_bits, section=section)
+
+
+def _where_none(tree: Any, missing: Any, present: Any) -> Any:
+    """Leaves of `missing` where those of `tree` are None, else those of `present`."""
+    return jax.tree.map(
+        lambda leaf, a, b: a if leaf is None else b,
+        tree,
+        missing,
+        present,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def of_vector(
+    compress: Callable[[Float[Array, "d"], PRNGKey, Any], Float[Array, "d"]],
+) -> Compress:
+    """A compressor of parameters of one of a vector ``[d]``."""
+
+    def of_params(params: Params, key: PRNGKey, settings: Any) -> Params:
+        vector, to_params = ravel_pytree(params)
+        return to_params(compress(vector, key, settings))
+
+    return of_params
 
 
 def ranks(values: Float[Array, "d"]) -> Array:
@@ -89,7 +115,7 @@ def ranks(values: Float[Array, "d"]) -> Array:
     return jnp.zeros(values.shape, jnp.int32).at[order].set(jnp.arange(values.size))
 
 
-def kept_count(size: int, fraction: Any, numpy: Any = jnp) -> Any:
+def kept_count(size: Any, fraction: Any, numpy: Any = jnp) -> Any:
     """k = ⌈fraction · d⌉, at least 1; in float32, also on the host with `numpy`."""
-    product = numpy.float32(fraction) * numpy.float32(size)
+    product = numpy.float32(fraction) * numpy.asarray(size, numpy.float32)
     return numpy.maximum(numpy.ceil(product), 1)

@@ -20,15 +20,23 @@ class LinkInfo(NamedTuple):
 
     key: PRNGKey  # of this task and this link
     interval: Int[Array, ""]  # t
-    version: Params  # the server's variables that the update is measured against
+    version: Params  # the variables that the update is measured against
     model: Params  # the client's variables after training
 
 
 class Traffic(NamedTuple):
-    """Bits of one delivery in each interval."""
+    """What one delivery sends in each interval."""
 
-    download: Float[np.ndarray, "T"]
-    upload: Float[np.ndarray, "T"]
+    download: Float[np.ndarray, "T"]  # bits
+    values: Float[np.ndarray, "T"]  # numbers of the upload
+    width: float = 32.0  # bits of each of them
+    extra: Float[np.ndarray, "T"] | float = 0.0  # bits besides: indices, norms
+    leaves: int = 1  # arrays that have a value at all
+
+    @property
+    def upload(self) -> Float[np.ndarray, "T"]:
+        """Bits of the upload."""
+        return self.values * self.width + self.extra
 
 
 class Uplink(NamedTuple):
@@ -42,6 +50,8 @@ class Uplink(NamedTuple):
     # (variables, settings) -> the state of a client, a tree of arrays; of static
     # settings only. Raises `UserError` where the link cannot work with this network.
     init: Callable[[Params, Any], Any] = lambda params, settings: ()
+    # (variables, settings) -> what the client downloads of them; the server has it, too
+    download: Callable[[Params, Any], Params] | None = None
     # (version, state, t, settings) -> the variables that the client starts from, and in
     # which its own model is tested, then with t = −1
     start: Callable[[Params, Any, Int[Array, ""], Any], Params] = (
@@ -55,8 +65,8 @@ class Uplink(NamedTuple):
     # (Σ ρ_i u_i of the parameters, key, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
     receive: Callable[[Params, PRNGKey, Any], Params] = lambda sums, key, settings: sums
-    # (bits of the links before, shapes of the variables, settings) -> bits
-    bits: Callable[[Traffic, Params, Any], Traffic] = lambda bits, params, _: bits
+    # (traffic after the links before, shapes of the variables, settings) -> traffic
+    bits: Callable[[Traffic, Params, Any], Traffic] = lambda traffic, params, _: traffic
     section: Any = None  # the component with its settings
     # settings -> whether they put it in the chain; None: `uplink.chain` names it
     applies: Callable[[Any], bool] | None = None

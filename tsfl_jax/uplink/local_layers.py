@@ -104,12 +104,14 @@ def send(
     Neither a sum nor a mean changes where a layer is not sent.
     """
     del layers
-    period = settings.local_period
-    is_sent = is_uploaded(info.interval, period) if period else jnp.bool_(False)
-    zeros = jax.tree.map(jnp.zeros_like, update["params"])
-    kept = _layers({**info.version, "params": zeros}, settings)
-    sent = _layers(update, settings)
-    sent = {path: jnp.where(is_sent, sent[path], leaf) for path, leaf in kept.items()}
+    sent, version = _layers(update, settings), _layers(info.version, settings)
+    if period := settings.local_period:
+        is_sent = is_uploaded(info.interval, period)
+        for path, leaf in version.items():
+            leaf = jnp.zeros_like(leaf) if path.startswith("params/") else leaf
+            sent[path] = jnp.where(is_sent, sent[path], leaf)
+    else:
+        sent = {p: None if p.startswith("params/") else version[p] for p in sent}
     return _replaced(update, sent), _layers(info.model, settings)
 
 
@@ -124,18 +126,18 @@ def is_uploaded(interval: Any, period: int) -> Any:
 
 
 def bits(traffic: Traffic, params: Params, settings: LocalLayers) -> Traffic:
-    """Bits without the parameters among the layers, with them where they are sent."""
+    """Without the parameters among the layers, with them where they are sent."""
     layers = _layers({"params": params["params"]}, settings)
-    whole = sum(leaf.size for leaf in jax.tree.leaves(params["params"]))
-    left = 1 - sum(leaf.size for leaf in layers.values()) / whole
-    interval, period = np.arange(len(traffic.upload)), settings.local_period
+    size = sum(leaf.size for leaf in layers.values())
+    interval, period = np.arange(len(traffic.values)), settings.local_period
     download = upload = np.zeros(len(interval), bool)
     if period:
         download = is_downloaded(interval, period)
         upload = is_uploaded(interval, period)
-    return Traffic(
-        np.where(download, 1.0, left) * traffic.download,
-        np.where(upload, 1.0, left) * traffic.upload,
+    return traffic._replace(
+        download=traffic.download - 32 * size * ~download,
+        values=traffic.values - size * ~upload,
+        leaves=traffic.leaves - (0 if period else len(layers)),
     )
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from tsfl_jax.components import component, setting
 from tsfl_jax.types import Array, PRNGKey
 from tsfl_jax.uplink import compression
+from tsfl_jax.uplink.link import Traffic
 
 
 @component("randk")
@@ -39,9 +40,10 @@ def compress(
     return jnp.where(rank < count, factor * vector, 0.0)
 
 
-def bits(sizes: list[int], settings: RandK) -> float:
-    """32 k + 64."""
-    return 32 * float(compression.kept_count(sum(sizes), settings.fraction, np)) + 64
+def bits(traffic: Traffic, settings: RandK) -> Traffic:
+    """k values and 64 bits."""
+    count = compression.kept_count(traffic.values, settings.fraction, np)
+    return traffic._replace(values=count, extra=traffic.extra + 64)
 
 
-RANDK = compression.compressed(compress, bits, RandK)
+RANDK = compression.compressed(compression.of_vector(compress), bits, RandK)

@@ -1,9 +1,12 @@
 """The signs of an update, times the mean of its entries' absolute values.
 
-    C(u) = (‖u‖₁/d) sgn(u),   sgn(0) = 1
+    C(u) = (‖u‖₁/n) sgn(u)    with n entries that are not 0; of the paper d
 
 Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient
-Compression Schemes", ICML 2019. Encoding: a bit for each entry and a float32.
+Compression Schemes", ICML 2019. Behind `topk` it is the sparse ternary compression of
+Sattler et al., "Robust and Communication-Efficient Federated Learning from Non-IID
+Data", IEEE TNNLS 2020. Encoding: a bit for each entry and a float32. Simplified: an
+entry of a whole update that is exactly 0, as of a unit that never fires, stays 0.
 """
 
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ from jaxtyping import Float
 from tsfl_jax.components import component
 from tsfl_jax.types import Array, PRNGKey
 from tsfl_jax.uplink import compression
+from tsfl_jax.uplink.link import Traffic
 
 
 @component("sign")
@@ -26,13 +30,14 @@ def compress(
 ) -> Float[Array, "d"]:
     """The scaled signs."""
     del key, settings
-    return jnp.where(vector < 0, -1.0, 1.0) * jnp.abs(vector).mean()
+    count = jnp.maximum(jnp.count_nonzero(vector), 1)
+    return jnp.sign(vector) * (jnp.abs(vector).sum() / count)
 
 
-def bits(sizes: list[int], settings: Sign) -> float:
-    """d + 32."""
+def bits(traffic: Traffic, settings: Sign) -> Traffic:
+    """Values of one bit, and 32 bits."""
     del settings
-    return sum(sizes) + 32.0
+    return traffic._replace(width=1.0, extra=traffic.extra + 32)
 
 
-SIGN = compression.compressed(compress, bits, Sign)
+SIGN = compression.compressed(compression.of_vector(compress), bits, Sign)

@@ -7,8 +7,6 @@ Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018. Of equal e
 the first ones count. Encoding: k float32 values, each with its index in ⌈log₂ d⌉ bits.
 """
 
-import math
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +14,7 @@ from jaxtyping import Float
 from tsfl_jax.components import component
 from tsfl_jax.types import Array, PRNGKey
 from tsfl_jax.uplink import compression
+from tsfl_jax.uplink.link import Traffic
 
 
 @component("topk")
@@ -37,11 +36,11 @@ def compress(
     )
 
 
-def bits(sizes: list[int], settings: TopK) -> float:
-    """k (32 + ⌈log₂ d⌉)."""
-    size = sum(sizes)
-    count = compression.kept_count(size, settings.fraction, np)
-    return float(count) * (32 + math.ceil(math.log2(size)))
+def bits(traffic: Traffic, settings: TopK) -> Traffic:
+    """k values and k ⌈log₂ d⌉ bits."""
+    count = compression.kept_count(traffic.values, settings.fraction, np)
+    indices = count * np.ceil(np.log2(traffic.values))
+    return traffic._replace(values=count, extra=traffic.extra + indices)
 
 
-TOPK = compression.compressed(compress, bits, TopK)
+TOPK = compression.compressed(compression.of_vector(compress), bits, TopK)

@@ -142,28 +142,28 @@ def client_training(interval: Interval, key: PRNGKey) -> Callable[..., mapping.T
     links = parts.uplinks
     # Whether updates are measured against the models they started from, not w^t.
     is_own_start = any(r.mixing.deltas or r.mixing.combine for r in parts.rules)
-    # Else a client knows what it downloaded, and the server adds what it lacks of w^t.
-    differs = bool(links) and (
-        parts.spec.snapshots > 0 or any(link.download for link in links)
-    )
+    # Else links read what a client changes of its download, and the server adds what
+    # the model of that lacks of w^t.
+    is_older = bool(links) and parts.spec.snapshots > 0 and not is_own_start
 
     def train(states: Any, client: local.Client, limit: Any) -> mapping.Trained:
         start, number = start_of(interval, key, client), inputs.interval
         states = trees.take(states, client.place)
-        downloaded = chain.download(links, start.variables, hparams)
+        older = start.variables
+        downloaded = chain.download(links, older, hparams)
         variables = chain.start(links, downloaded, states, number, hparams)
         start = start._replace(variables=variables)
         model, result = local.train(
             parts, start, client, problem.samples, hparams, limit
         )
-        version = downloaded if differs else state.params
+        version = downloaded if links else state.params
         version = variables if is_own_start else version
         info = LinkInfo(rng.fold(start.key, "uplink"), number, version, model)
         update, states = chain.send(links, states, info, hparams)
-        if differs and not is_own_start:
+        if is_older:
             update["params"] = jax.tree.map(
                 lambda u, base, w: u + (base - w),
-                *(tree["params"] for tree in (update, downloaded, state.params)),
+                *(tree["params"] for tree in (update, older, state.params)),
             )
         return mapping.Trained(update, result._replace(uplinks=states))
 

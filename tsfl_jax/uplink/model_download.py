@@ -2,12 +2,11 @@
 
     Q(w)_i = m round(s w_i/m)/s    with m = max_j |w_j| of the leaf
 
-The nearest level, not a drawn one, so that all clients of a version get the same model
-and the server knows it: updates are what a client changes of Q(w), and rules that mix
-models mix Q(w) + u. Encoding: a sign and a level in ⌈log₂(s + 1)⌉ bits for each entry,
-and a float32 for each leaf. Jacob et al., "Quantization and Training of Neural Networks
+The nearest level, not a drawn one, so that all clients of a version get the same model.
+A client's update is what it changes of Q(w); the server, which keeps w, reads its model
+as w + u, so that what is rounded away is not lost. Encoding: a sign and a level in
+⌈log₂(s + 1)⌉ bits for each entry, and a float32 for each leaf. Jacob et al., "Quantization and Training of Neural Networks
 for Efficient Integer-Arithmetic-Only Inference", CVPR 2018, have its symmetric form.
-Simplified: no feedback at the server for what is rounded away.
 """
 
 from typing import Any

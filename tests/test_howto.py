@@ -30,7 +30,7 @@ def blocks(page, *languages):
     return [block for language, block in found if language in languages]
 
 
-SLOW = {("tune.md", 0)}  # trains twelve runs
+SLOW = {("tune.md", 0), ("compression.md", 0)}  # train twelve runs and more
 
 
 def marks(page, number):
@@ -71,7 +71,23 @@ def check_tune(variables, out):
     assert str(study.best_value) in out
 
 
-CHECKS = {"follow.md": check_follow, "tune.md": check_tune}
+def check_compression(variables, out):
+    """The table of the page: the same bytes, about the same accuracy."""
+    del variables
+    tables = [
+        [re.findall(r"([\d.]+) (?:MB|%)", line) for line in text.splitlines()]
+        for text in (out, blocks("compression.md", "text")[0])
+    ]
+    for printed, expected in zip(*tables, strict=True):
+        assert printed[-2] == expected[-2]
+        assert float(printed[-1]) == pytest.approx(float(expected[-1]), abs=3)
+
+
+CHECKS = {
+    "follow.md": check_follow,
+    "tune.md": check_tune,
+    "compression.md": check_compression,
+}
 
 
 @pytest.mark.parametrize(("page", "block"), PYTHON)

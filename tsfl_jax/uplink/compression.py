@@ -104,7 +104,7 @@ def of_vector(
 
     def of_params(params: Params, key: PRNGKey, settings: Any) -> Params:
         vector, to_params = ravel_pytree(params)
-        return to_params(compress(vector, key, settings))
+        return to_params(jnp.asarray(compress(vector, key, settings)))
 
     return of_params
 

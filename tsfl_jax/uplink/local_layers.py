@@ -104,7 +104,8 @@ def send(
     Neither a sum nor a mean changes where a layer is not sent.
     """
     del layers
-    sent, version = _layers(update, settings), _layers(info.version, settings)
+    sent: dict[str, Any] = {**_layers(update, settings)}
+    version = _layers(info.version, settings)
     if period := settings.local_period:
         is_sent = is_uploaded(info.interval, period)
         for path, leaf in version.items():

@@ -5,8 +5,9 @@
 The nearest level, not a drawn one, so that all clients of a version get the same model.
 A client's update is what it changes of Q(w); the server, which keeps w, reads its model
 as w + u, so that what is rounded away is not lost. Encoding: a sign and a level in
-⌈log₂(s + 1)⌉ bits for each entry, and a float32 for each leaf. Jacob et al., "Quantization and Training of Neural Networks
-for Efficient Integer-Arithmetic-Only Inference", CVPR 2018, have its symmetric form.
+⌈log₂(s + 1)⌉ bits for each entry, and a float32 for each leaf. Jacob et al.,
+"Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", CVPR 2018, have its symmetric form.
 """
 
 from typing import Any

@@ -23,10 +23,10 @@ from tsfl_jax.uplink.link import Traffic
 class RandK:
     """Random entries of an update."""
 
-    fraction: float = compression.fraction()
     unbiased: bool = setting(
         True, "entries times d/k, so that the mean is the update", static=True
     )
+    fraction: float = compression.fraction()
     feedback: str = compression.feedback()
 
 

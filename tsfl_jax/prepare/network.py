@@ -167,9 +167,7 @@ def make_network(
 
 def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
     """Bytes of a float32 model down and up; twice as many with control variates."""
-    clients = rule.clients  # FedDyn's correction is known where it is used
-    has_variates = clients.gradient_correction and clients.broadcast
-    return 2 * 4 * parameters * (2 if has_variates else 1)
+    return 2 * 4 * parameters * (2 if rule.clients.sends_variates else 1)
 
 
 def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:

@@ -174,6 +174,11 @@ class ClientSide(NamedTuple):
     # `client_step=` then.
     counts_on_sgd: bool = False
 
+    @property
+    def sends_variates(self) -> bool:
+        """Whether control variates go with the models; FedDyn's λ_i need not."""
+        return bool(self.gradient_correction and self.broadcast)
+
 
 class ServerSide(NamedTuple):
     """What the server does with the mean, and what it remembers."""

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tsfl_jax
 from tests import problems
 from tests.rules.test_rules import combine, numbers, params, received, stacked, update
 from tsfl_jax.rules import AGGREGATORS, qfedavg
 from tsfl_jax.rules.base import ClientOutputs, Counts
+from tsfl_jax.types import UserError
 
 SIZES = jnp.array([10.0, 10.0, 20.0])
 
@@ -112,6 +114,8 @@ def test_qfedavg_in_the_limits():
     rho = fair([1.0, 3.0, 3.0], q=1.0, **still)
     np.testing.assert_allclose(rho, [1 / 4, 0, 3 / 4], rtol=1e-6)
     np.testing.assert_array_equal(fair([jnp.nan, jnp.nan], q=0.0), [0.5, 0.5])
+    with pytest.raises(UserError, match="expected losses="):
+        tsfl_jax.aggregate(AGGREGATORS["qfedavg"], stacked([1.0]), params(0.0))
 
 
 def test_ca2fl_by_hand():

@@ -169,9 +169,8 @@ def test_tifl_goes_by_the_seconds_of_a_whole_task():
 def test_a_round_of_tifl_is_of_one_tier_or_refused():
     settings = {"num_clients": 12, "num_intervals": 80, "algorithm": "fedavg"}
     settings |= {"cohort.size": 3, "cohort.sampler": "tifl", "cohort.tiers": 3}
-    settings |= {"timeline.framework": "sfl", "timeline.speed": "uniform(0.1,2)"}
-    plan = checked(settings)
-    drawn = workload.draw_workload(plan)
+    settings |= {"timeline.framework": "sfl"}
+    drawn = workload.draw_workload(checked(settings))
     pace = [drawn.fleet.fleet.of(i).work[1] for i in range(12)]
     tier = np.argsort(np.argsort(pace)) // 4
     asked = [tier[ids] for _, ids in rows(drawn.trace)]

@@ -157,6 +157,7 @@ class Mixing(NamedTuple):
     uses_gradients: bool = False  # likewise on each client's σ_i² and dissimilarity
     # Whether `from_updates` reads `ClientOutputs.validation`.
     uses_validation: bool = False
+    uses_losses: bool = False  # whether it makes no sense without `ClientOutputs.loss`
     # hyper-parameters -> whether no L, G², σ² are needed, although `uses_constants`.
     skips_constants: Callable[[HParams], bool] = lambda hparams: False
 

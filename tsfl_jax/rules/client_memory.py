@@ -1,7 +1,4 @@
-"""Rules whose server remembers something of each client: SCAFFOLD, SAFA, ASO-Fed.
-
-FedDyn and CA²FL have files of their own, and their state from here.
-"""
+"""Rules whose server remembers something of each client: SCAFFOLD, SAFA, ASO-Fed."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +14,7 @@ from tsfl_jax.types import HParams, Params
 
 
 class ByClient(NamedTuple):
-    """A state with an entry per client, of cohorts those that ever work."""
+    """An entry per client, of cohorts those that ever work; of FedDyn and CA²FL."""
 
     local: Params  # [N, ...], as the parameters; 0 until client i has delivered
     size: Float[Array, "N"]  # |D_i| of its last delivery

@@ -245,10 +245,13 @@ def aggregate(
       (w^{t+1}, new state).
 
     Raises:
-      UserError: no `gradients`, `validation` or ids that the rule needs, or wrong ids.
+      UserError: no `gradients`, `validation`, `losses` or ids that the rule needs, or
+        wrong ids.
     """
     if rule.mixing.uses_validation and validation is None:
         raise UserError("expected validation=, which the rule needs")
+    if rule.mixing.uses_losses and losses is None:
+        raise UserError("expected losses=, which the rule needs")
     updates, params = jax.tree.map(jnp.asarray, (updates, params))
     number = len(jax.tree.leaves(updates)[0])
     if size is None and _has_sizes(state):

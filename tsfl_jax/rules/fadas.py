@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import optax
 
 from tsfl_jax.components import changed, component, section_of, setting
-from tsfl_jax.rules import base, server_optimizers
+from tsfl_jax.rules import base
 from tsfl_jax.rules.averages import FEDBUFF, Staleness
-from tsfl_jax.rules.server_optimizers import FedOpt
+from tsfl_jax.rules.server_optimizers import LEAST, FedOpt, fed_opt
 from tsfl_jax.types import HParams, Params
 
 
@@ -19,9 +19,7 @@ class Fadas:
     delay: float = setting(1.0, "τ_c, lag beyond which η_g becomes smaller", above=0)
 
 
-_AMSGRAD = server_optimizers.fed_opt(
-    optax.amsgrad, "AMSGrad", eps_root=server_optimizers.LEAST
-)
+_AMSGRAD = fed_opt(optax.amsgrad, "AMSGrad", eps_root=LEAST)
 
 
 def delayed_step(
@@ -44,8 +42,8 @@ def delayed_step(
     optimizer = hparams.of(FedOpt)
     slower = changed(optimizer, lr=optimizer.lr / late)
     settings = {**hparams.settings, section_of(FedOpt): slower}
-    slower_hparams = hparams._replace(settings=settings)
-    return _AMSGRAD.server.update(mean, params, state, received, slower_hparams)
+    hparams = hparams._replace(settings=settings)
+    return _AMSGRAD.server.update(mean, params, state, received, hparams)
 
 
 FADAS = base.Aggregator(

@@ -1,24 +1,14 @@
 """FedDyn: each client's loss is moved so that all end at the minimum of their sum."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from tsfl_jax import trees
 from tsfl_jax.rules import apply, base
 from tsfl_jax.rules.averages import BY_SIZE_SECTIONS, size_weights
 from tsfl_jax.rules.client_memory import ByClient, delivered, no_memory
 from tsfl_jax.types import HParams, Params
-
-
-def _linear_term(
-    state: ByClient, broadcast: Any, client: Int[Array, ""] | int
-) -> Params:
-    """What client i adds to its gradients: λ_i of its last delivery."""
-    del broadcast
-    return trees.take(state.local, client)
 
 
 def dynamic_mean(
@@ -58,7 +48,10 @@ def dynamic_mean(
 
 FEDDYN = base.Aggregator(
     base.Mixing(size_weights, combine=dynamic_mean),
-    base.ClientSide(proximal=True, gradient_correction=_linear_term),
+    base.ClientSide(
+        proximal=True,
+        gradient_correction=lambda state, _, place: trees.take(state.local, place),
+    ),
     base.ServerSide(init=no_memory),
     sections=BY_SIZE_SECTIONS,
     label="FedDyn",

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
@@ -42,11 +41,7 @@ def extrapolated_mean(
     # No update at all: 0/0, and any step is the same.
     ratio = rho @ squares / jnp.where(length > 0, 2 * length, 1.0)
     step = jnp.maximum(ratio, 1.0)
-
-    def longer(leaf: Array) -> Array:
-        return step.astype(leaf.dtype) * leaf
-
-    return trees.map_inexact(longer, mean), state
+    return trees.map_inexact(lambda u: step.astype(u.dtype) * u, mean), state
 
 
 FEDEXP = base.Aggregator(

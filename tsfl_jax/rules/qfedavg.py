@@ -57,7 +57,7 @@ def fair_weights(
 
 
 QFEDAVG = base.Aggregator(
-    base.Mixing(size_weights, deltas=True, from_updates=fair_weights),
+    base.Mixing(size_weights, deltas=True, from_updates=fair_weights, uses_losses=True),
     sections=(QFedAvg, *BY_SIZE_SECTIONS),
     label="q-FedAvg",
 )

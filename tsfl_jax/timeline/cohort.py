@@ -100,14 +100,6 @@ def _order(seed: int, tier: int, cycle: int, n: int) -> Ids:
     return rng.generator(seed, "cohort", tier, cycle, 0).permutation(n)
 
 
-def from_tier(draw: Draw) -> Ids:
-    """Without replacement, alike among the clients of one tier; see `tifl`."""
-    settings, place = draw.settings, (draw.seed, draw.tier, draw.number)
-    how = settings.tiers, tuple(settings.tier_chances), tuple(settings.tier_credits)
-    ids = np.setdiff1d(tifl.members(draw.by_speed(), *place, *how), draw.away)
-    return draw.rng.choice(ids, min(draw.size, len(ids)), replace=False)
-
-
 SAMPLERS = {
     "uniform": Sampler(
         uniform,
@@ -126,7 +118,8 @@ SAMPLERS = {
     ),
     "online": Sampler(uniform, online=True),
     "tifl": Sampler(
-        from_tier, reads=("cohort.tiers", "cohort.tier_chances", "cohort.tier_credits")
+        tifl.from_tier,
+        reads=("cohort.tiers", "cohort.tier_chances", "cohort.tier_credits"),
     ),
 }
 # Of candidates, of whom the cohort is chosen while training.
@@ -210,11 +203,11 @@ class CohortConfig:
                     f"{self.size}, since {reason}; leave out one"
                 )
         for name in ("tier_chances", "tier_credits"):
-            numbers = getattr(self, name)
+            numbers = tuple(getattr(self, name))
             if numbers and (len(numbers) != self.tiers or not any(numbers)):
                 raise UserError(
-                    f"--config.cohort.{name}={tuple(numbers)}: expected a number for "
-                    f"each of --config.cohort.tiers={self.tiers}, not all of them 0"
+                    f"--config.cohort.{name}={numbers}: expected a number for each of "
+                    f"--config.cohort.tiers={self.tiers}, not all of them 0"
                 )
 
 

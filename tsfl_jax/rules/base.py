@@ -87,7 +87,7 @@ class ClientOutputs(NamedTuple):
     # Mean sample loss of each client's training; NaN: absent.
     loss: Float[types.Array, "N"]
     validation: Objective | None  # loss on the validation samples; None: there are none
-    square: Float[types.Array, "N"] | None = None  # ‖u_i‖² of its update, from `apply`
+    square: Float[types.Array, "N"] | float = math.nan  # ‖u_i‖²; `apply` fills it in
 
 
 class Counts(NamedTuple):

@@ -40,7 +40,7 @@ def delivered(
     Of several deliveries of one client the last; what is not present: beyond the end.
     """
     info, count = received.info, state.size.shape[0]
-    where = trees.last_of(info.places, received.present, count)
+    where = jnp.asarray(trees.last_of(info.places, received.present, count))
     size = state.size.at[where].set(info.size.astype(state.size.dtype), mode="drop")
     return where, state._replace(size=size)
 

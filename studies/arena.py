@@ -36,6 +36,7 @@ RULES = (
     *("dms", "bound_optimal", "learned", "fedasync", "fedbuff", "fedat"),
     *("median", "trimmed_mean", "geometric_median", "krum", "multi_krum"),
     *("flexible", "geometric_mean", "safa", "aso_fed", "secure_buffer"),
+    *("feddyn", "fedexp", "qfedavg", "ca2fl", "fadas"),
 )
 # On average 2.5 local iterations per client and interval, 3 in Case 3.
 FLEETS: dict[str, FleetNumbers | dict[str, Any]] = {

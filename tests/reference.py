@@ -277,7 +277,37 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
         server["c"] = sum(a * c for a, c in zip(part, server["own"], strict=True))
         moved = sum(a * d for a, d in zip(p, delta, strict=True))
         return w + hp["server__lr"] * moved
-    if name in ("fedavgm", "fedadam", "fedyogi"):
+    if name in ("feddyn", "ca2fl"):
+        memory = server.setdefault("memory", [0 * w for _ in server["size"]])
+        before = list(memory)
+        for i, d, size in zip(who, delta, share, strict=True):
+            memory[i] = before[i] + d if name == "feddyn" else d
+            server["size"][i] = size
+        part = server["size"] / server["size"].sum()
+        if name == "feddyn":  # θ = mean − h/α of the paper, h = −α Σ p_i drift_i
+            drift = sum(a * m for a, m in zip(part, memory, strict=True))
+            return w + sum(a * d for a, d in zip(p, delta, strict=True)) + drift
+        cached = sum(a * m for a, m in zip(part, before, strict=True))
+        news = [d - before[i] for i, d in zip(who, delta, strict=True)]
+        p = share / share.sum()
+        moved = sum(a * d for a, d in zip(p, news, strict=True))
+        return w + hp["server__lr"] * (cached + moved)
+    if name == "fedexp":
+        mean = sum(a * d for a, d in zip(p, delta, strict=True))
+        squares = sum(a * (d**2).sum() for a, d in zip(p, delta, strict=True))
+        step = squares / (2 * ((mean**2).sum() + hp["fedexp__epsilon"]))
+        return w + max(1.0, step) * mean
+    if name == "qfedavg":  # the paper's Δ_k and h_k
+        q, L = hp["qfedavg__q"], hp["qfedavg__smoothness"]
+        work = [times_counted(s, hp["momentum"]) for s in steps]
+        L = L or (p * steps).sum() / (hp["lr"] * (p * work).sum())
+        up, down = 0.0, 0.0
+        for a, F, d in zip(p, server["losses"], delta, strict=True):
+            up = up + a * F**q * L * d
+            down += a * (q * F ** (q - 1) * L**2 * (d**2).sum() + L * F**q)
+        return w + up / down
+    if name in ("fedavgm", "fedadam", "fedyogi", "fadas"):
+        p = np.full(n, 1 / n) if name == "fadas" else p
         g = -sum(a * d for a, d in zip(p, delta, strict=True))
         first = 1e-6 if name == "fedyogi" else 0.0  # optax's start of both moments
         m, v, t = server.get("moments", (first, first, 0))
@@ -288,12 +318,15 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
             return w - hp["fedavgm__lr"] * m
         b1, b2, t = hp["fedopt__momentum"], hp["fedopt__second"], t + 1
         m = b1 * m + (1 - b1) * g
-        if name == "fedadam":
+        if name in ("fedadam", "fadas"):
             v = b2 * v + (1 - b2) * g**2
         else:
             v = v - (1 - b2) * np.sign(v - g**2) * g**2
         server["moments"] = m, v, t
         first, second = m / (1 - b1**t), v / (1 - b2**t)
+        if name == "fadas":
+            second = server["most"] = np.maximum(second, server.get("most", 0.0))
+            first = first / max(1.0, max(lags) / hp["fadas__delay"])
         return w - hp["fedopt__lr"] * first / (np.sqrt(second) + hp["fedopt__floor"])
     return w + hp["server__lr"] * robust_mean(name, np.array(delta), hp["krum__trim"])
 
@@ -317,10 +350,11 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
     variates = [server["c"]]  # c of every version
     reported = getattr(trace, "reported", trace.iterations)
     stream = rng.fold(key, "training")
-    if name not in ("fedprox", "fednova", "scaffold", "aso_fed"):
+    if name not in ("fedprox", "fednova", "scaffold", "aso_fed", "feddyn"):
         hp = dict(hp, mu=0.0)
     for r in range(len(trace.client)):
         starts, ends, share, lags, steps, who, sent = [], [], [], [], [], [], []
+        losses = server["losses"] = []
         for k, i in enumerate(trace.client[r]):
             if i < 0 or reported[r, k] == 0:
                 continue
@@ -330,9 +364,12 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
             if name == "scaffold":
                 c = variates[trace.version[r, k]]
                 correction = unvector(c - server["own"][i], like)
+            if name == "feddyn" and "memory" in server:
+                correction = unvector(hp["mu"] * server["memory"][i], like)
             work = trace.iterations[r, k], size[i], jax.random.fold_in(task_key, int(i))
             w_start, work = unvector(start, like), (*work, hp, batch_size, unit)
-            end, _, _ = local_training(w_start, x, y, rows[i], *work, correction)
+            end, *loss = local_training(w_start, x, y, rows[i], *work, correction)
+            losses.append(loss[0] / max(loss[1], 1))
             batches = -(-size[i] // batch_size) if unit == "pass" else 1
             starts.append(start)
             ends.append(vector(end))

@@ -235,14 +235,14 @@ def _check(rule: Aggregator, hparams: HParams, seconds: float) -> None:
     """Raise `UserError` unless what clients send is enough for the rule."""
     mixing = rule.mixing
     needs_more = rule.clients.gradient_correction or mixing.uses_gradients
-    needs_more = needs_more or mixing.uses_validation
+    needs_more = needs_more or mixing.uses_validation or mixing.uses_losses
     needs_constants = mixing.uses_constants and not mixing.skips_constants(
         with_defaults(rule, hparams)
     )
     problems = {
         f"seconds={seconds}: expected Δ > 0, in seconds": not 0 < seconds < math.inf,
         "rule: needs more than the models that clients send (control variates, "
-        "gradients or validation samples); choose another, such as dms": needs_more,
+        "gradients, losses, validation samples); choose another, as dms": needs_more,
         "rule: its weights depend on L, G² and σ²; give "
         "hparams=tsfl_jax.HParams(lr=…, constants=tsfl_jax.types.Constants(…)), "
         "as a simulation of the fleet has them in its history": needs_constants

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.types import Array, Params, UserError, parts_of
@@ -180,6 +181,12 @@ def weighted(tree: Any, weights: Float[Array, "n"]) -> Any:
         return jnp.tensordot(weights.astype(entries.dtype), entries, 1)
 
     return jax.tree.map(leaf, tree)
+
+
+def square_norms(tree: Any) -> Float[jax.Array, "n"]:
+    """‖·‖² of each entry of leaves ``[n, ...]``, of all that are floats, in float32."""
+    leaves = [jnp.float32(leaf) for leaf in jax.tree.leaves(tree) if inexact(leaf)]
+    return jax.vmap(lambda entry: optax.tree.norm(entry, squared=True))(leaves)
 
 
 def repeated(tree: Any, count: int) -> Any:

@@ -21,7 +21,7 @@ K      threshold            mean of τ, equation (7)
 c      dms.coupling         slope of ρ in τ, Corollary 1
 θ      dms.weight_limit     ρ_i ≤ θ/N, Definition 1.3
 η      lr                   learning rate
-μ      mu                   proximal coefficient of FedProx
+μ      mu                   proximal coefficient of FedProx; α of FedDyn
 γ      fedasync.gamma       FedAsync's share of the old global model
 L      smoothness           Lipschitz constant of the gradients
 G²     grad_sq_norm         bound on E‖g‖²

@@ -16,7 +16,7 @@ from tsfl_jax.types import ClientGradients, Constants, UserError
 
 RULES = tsfl_jax.AGGREGATORS
 SIZES = [9, 9, 9, 9, 64]
-BY_CLIENT = ["safa", "scaffold", "aso_fed"]
+BY_CLIENT = ["safa", "scaffold", "aso_fed", "feddyn", "ca2fl"]
 HPARAMS = tsfl_jax.HParams(lr=0.01, constants=Constants(10.0, 4.0, 0.5))
 GIVEN = {
     "updates": {"w": np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)},
@@ -107,9 +107,9 @@ def test_weights_by_hand_from_lists_and_by_ids():
 
 # ---- What the state has of a client goes by its id ----
 
-SETTINGS = {"safa__lag": 1, "server__lr": 0.5}
+SETTINGS = {"safa__lag": 1, "server__lr": 0.5, "mu": 0.5}
 REFERENCE = {f"staleness__{name}": 0 for name in ("kind", "a", "b")}
-REFERENCE |= {"momentum": 0.0, "mu": 0.0, "lr": 0.5, **SETTINGS}
+REFERENCE |= {"momentum": 0.0, "lr": 0.5, **SETTINGS}
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -135,7 +135,8 @@ def test_shuffled_subsets_are_the_papers_formulas(name, joins):
             state = custom.resized(rule, params, state, SIZES)
             server["size"] = np.array(SIZES, float)
             new = {"own": [np.zeros(2)] * 2, "cache": [w, w], "age": [0, 0]}
-            for column, rows in (new | {"delays": [[], []]}).items():
+            new |= {"delays": [[], []], "memory": [np.zeros(2)] * 2}
+            for column, rows in new.items():
                 if column in server:
                     server[column] = [*server[column], *rows]
         ids, delta = draws.permutation(number)[:3], draws.normal(size=(3, 2))

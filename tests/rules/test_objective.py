@@ -55,10 +55,11 @@ def found(result) -> float:
 # ---- SCAFFOLD ----
 
 
-def test_scaffold_with_unequal_sizes_ends_at_the_minimum():
+@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
+def test_with_unequal_sizes_it_ends_at_the_minimum(algorithm):
     # F = ¼·½(w + 1)² + ¾·½(w + 3)²: w* = −2.5, where the plain mean is −2.
     optima, sizes, tau = (-1.0, -3.0), (32, 96), (2, 7)
-    result = simulate(settings("scaffold", sizes, tau), optima, sizes)
+    result = simulate(settings(algorithm, sizes, tau, mu=1.0), optima, sizes)
     assert found(result) == pytest.approx(-2.5, abs=1e-5)
     plain = simulate(settings("fedavg", sizes, tau), optima, sizes)
     assert found(plain) < -2.6  # does not end there

@@ -35,8 +35,8 @@ def make(
     N=6, K=2, sampler="uniform", own=None, seed=0, sizes=("constant(10)",), **more
 ):
     """Cohorts; `seconds` and `windows` are those of the clients from 0 on."""
-    names = "ask", "candidates"
-    settings = {n: more.pop(n) for n in names if n in more}
+    names = "ask", "candidates", "tiers", "tier_chances", "tier_credits"
+    settings = {"tiers": 2} | {n: more.pop(n) for n in names if n in more}
     seconds, windows = more.pop("seconds", None), more.pop("windows", {})
     speed = {"speed": more.pop("speed", ("constant(1)",)), "download": (), "upload": ()}
     everyone = crowd.make_crowd(N, seed, sizes=sizes, seconds=speed, **more)
@@ -119,6 +119,72 @@ def test_a_cohort_follows_from_seed_and_number_alone(name):
     # As candidates 0 is all of them.
     if more:
         assert draw_cohort(make(50, 5, name), 7).tolist() == list(range(50))
+
+
+FAST, SLOW = {1, 3, 4}, {0, 2, 5}  # by these seconds of an iteration
+BY_TIER = {"sampler": "tifl", "seconds": [9.0, 1.0, 7.0, 2.0, 2.0, 7.0]}
+
+
+def tiers_of(T, **options):
+    """Which tier, 0 is the fast one, each of T cohorts is of; −1: nobody is asked."""
+    cohorts = make(6, 2, **BY_TIER, **options)
+    drawn = [draw_cohort(cohorts, t).tolist() for t in range(T)]
+    assert all(len({*ids}) == len(ids) for ids in drawn)
+    assert all({*ids} <= FAST or {*ids} <= SLOW for ids in drawn)
+    tiers = [-1 if not ids else int({*ids} <= SLOW) for ids in drawn]
+    return drawn, tiers
+
+
+def test_tifl_draws_a_tier_and_a_cohort_of_it():
+    """Chances 1 : 3, and all pairs of a tier alike."""
+    drawn, tiers = tiers_of(2000, tier_chances=(1, 3))
+    assert abs(np.mean(tiers) - 0.75) < 5 * np.sqrt(0.75 * 0.25 / 2000)
+    pairs = collections.Counter(tuple(ids) for ids in drawn)
+    for pool in (FAST, SLOW):
+        count = [pairs[pair] for pair in itertools.combinations(sorted(pool), 2)]
+        assert stats.chisquare(count).pvalue > 1e-3
+    assert sum(pairs.values()) == 2000
+    # The cohort of a round does not depend on how many there are.
+    assert tiers_of(70, tier_chances=(1, 3))[0] == drawn[:70]
+    assert set(tiers_of(70, tier_chances=(1, 0))[1]) == {0}
+
+
+def test_tifl_stops_at_a_tiers_credits():
+    """9 and 3 rounds, in the order of chance; then the other tier alone, then none."""
+    tiers = tiers_of(20, tier_credits=(9, 3))[1]
+    assert [tiers.count(m) for m in (0, 1)] == [9, 3] and tiers[12:] == [-1] * 8
+    assert set(tiers[:10]) == {0, 1}
+
+
+def test_tifl_goes_by_the_seconds_of_a_whole_task():
+    """Client 0 uploads for 5 s: it is slow with tasks of one iteration, not of ten."""
+    seconds = np.array([[1.0, 3.0], [0.0, 0.0], [5.0, 0.0]])
+    everyone = make(2, 1, seconds=seconds).crowd
+    config = CohortConfig(size=1, sampler="tifl", tiers=2, tier_chances=(1, 0))
+    for iterations, fast in ((1, 1), (10, 0)):
+        cohorts = make_cohorts(everyone, config, iterations=iterations)
+        assert {*draw_cohort(cohorts, 0).tolist()} == {fast}
+
+
+def test_a_round_of_tifl_is_of_one_tier_or_refused():
+    settings = {"num_clients": 12, "num_intervals": 80, "algorithm": "fedavg"}
+    settings |= {"cohort.size": 3, "cohort.sampler": "tifl", "cohort.tiers": 3}
+    settings |= {"timeline.framework": "sfl"}
+    drawn = workload.draw_workload(checked(settings))
+    pace = [drawn.fleet.fleet.of(i).work[1] for i in range(12)]
+    tier = np.argsort(np.argsort(pace)) // 4
+    asked = [tier[ids] for _, ids in rows(drawn.trace)]
+    assert all(np.ptp(t) == 0 for t in asked) and {t[0] for t in asked} == {0, 1, 2}
+    wrong = {"cohort.tier_chances": (1, 2)}, {"cohort.tier_credits": (0, 0, 0)}
+    for change, text in ((c, "each of --config.cohort.tiers=3") for c in wrong):
+        with pytest.raises(UserError, match=text):
+            checked(settings | change)
+    for change, text in (
+        ({"timeline.framework": "none"}, "sampler=tifl: .*no clock"),
+        ({"cohort.tiers": 13}, "cohort.tiers=13: expected 1 to --config.num_clients"),
+    ):
+        with pytest.raises(UserError, match=text):
+            workload.draw_workload(checked(settings | change))
 
 
 def test_a_sampler_of_the_users_own():

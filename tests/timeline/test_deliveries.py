@@ -266,10 +266,17 @@ CASES = {  # name: settings of the framework, which is its first word; rule, num
         "scaffold",
         {"momentum": 0.5, "mu": 0.2},
     ),
+    "fedbuff feddyn": ({"horizon": 9.0, "buffer": 4}, "feddyn", {"mu": 0.2}),
+    "fedbuff ca2fl": ({"horizon": 9.0, "buffer": 4}, "ca2fl", {"server__lr": 0.7}),
+    "fedbuff fadas": (
+        {"horizon": 9.0, "buffer": 3},
+        "fadas",
+        {"fadas__delay": 2.0, "fedopt__lr": 0.05, "fedopt__floor": 0.01},
+    ),
     "fedat": ({"horizon": 12.0, "tiers": 3}, "fedat", {}),
     "safa": (SAFA, "fedavg", {"staleness__kind": 3}),
 }
-SLOW = {"fedbuff scaffold", "safa"}
+SLOW = {"fedbuff scaffold", "safa", "fedbuff feddyn", "fedbuff fadas"}
 
 
 @functools.cache

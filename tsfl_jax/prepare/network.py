@@ -167,7 +167,7 @@ def make_network(
 
 def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
     """Bytes of a float32 model down and up; twice as many with control variates."""
-    return 2 * 4 * parameters * (1 if rule.clients.gradient_correction is None else 2)
+    return 2 * 4 * parameters * (2 if rule.clients.sends_variates else 1)
 
 
 def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:

@@ -172,7 +172,8 @@ def _of_cohorts(
 ) -> Workload:
     """The workload where some clients are asked at a time, and only those are drawn."""
     everyone = _make_crowd(plan, num_samples)
-    cohorts = cohort.make_cohorts(everyone, plan.cohort, sampler)
+    iterations = plan.timeline.local_iterations
+    cohorts = cohort.make_cohorts(everyone, plan.cohort, sampler, iterations)
     num_samples, all_count = everyone.num_samples, True
     if plan.by_cases:
         client, is_asked = cohort.all_asked(cohorts, plan.num_intervals)

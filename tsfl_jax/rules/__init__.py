@@ -10,9 +10,14 @@ from tsfl_jax.rules import (
 )
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
+from tsfl_jax.rules.ca2fl import CA2FL
+from tsfl_jax.rules.fadas import FADAS
+from tsfl_jax.rules.feddyn import FEDDYN
+from tsfl_jax.rules.fedexp import FEDEXP
 from tsfl_jax.rules.fednova import FEDNOVA
 from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
+from tsfl_jax.rules.qfedavg import QFEDAVG
 from tsfl_jax.rules.secure_buffer import SECURE_BUFFER
 
 AGGREGATORS: dict[str, Aggregator] = {
@@ -41,6 +46,11 @@ AGGREGATORS: dict[str, Aggregator] = {
     "oracle": ORACLE,
     "dms_adaptive": dms_rule.DMS_ADAPTIVE,
     "learned": LEARNED,
+    "feddyn": FEDDYN,
+    "fedexp": FEDEXP,
+    "qfedavg": QFEDAVG,
+    "ca2fl": CA2FL,
+    "fadas": FADAS,
 }
 
 # The settings of all rules by their section.

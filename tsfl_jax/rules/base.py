@@ -87,6 +87,7 @@ class ClientOutputs(NamedTuple):
     # Mean sample loss of each client's training; NaN: absent.
     loss: Float[types.Array, "N"]
     validation: Objective | None  # loss on the validation samples; None: there are none
+    square: Float[types.Array, "N"] | float = math.nan  # ‖u_i‖²; `apply` fills it in
 
 
 class Counts(NamedTuple):
@@ -156,6 +157,7 @@ class Mixing(NamedTuple):
     uses_gradients: bool = False  # likewise on each client's σ_i² and dissimilarity
     # Whether `from_updates` reads `ClientOutputs.validation`.
     uses_validation: bool = False
+    uses_losses: bool = False  # whether it makes no sense without `ClientOutputs.loss`
     # hyper-parameters -> whether no L, G², σ² are needed, although `uses_constants`.
     skips_constants: Callable[[HParams], bool] = lambda hparams: False
 
@@ -172,6 +174,11 @@ class ClientSide(NamedTuple):
     # Whether the rule counts on the steps of the package's own SGD: no `optimizer=` and
     # `client_step=` then.
     counts_on_sgd: bool = False
+
+    @property
+    def sends_variates(self) -> bool:
+        """Whether control variates go with the models; FedDyn's λ_i need not."""
+        return bool(self.gradient_correction and self.broadcast)
 
 
 class ServerSide(NamedTuple):

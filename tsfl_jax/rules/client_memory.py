@@ -13,6 +13,38 @@ from tsfl_jax.rules.averages import BY_SIZE_SECTIONS, Server, server_step, size_
 from tsfl_jax.types import HParams, Params
 
 
+class ByClient(NamedTuple):
+    """An entry per client, of cohorts those that ever work; of FedDyn and CA²FL."""
+
+    local: Params  # [N, ...], as the parameters; 0 until client i has delivered
+    size: Float[Array, "N"]  # |D_i| of its last delivery
+    idle_size: Float[Array, ""]  # |D_j| of all that never work
+
+    @property
+    def shares(self) -> Float[Array, "N"]:
+        """p_i = |D_i|/Σ_j |D_j|, over all clients."""
+        return self.size / (self.size.sum() + self.idle_size)
+
+
+def no_memory(params: Params, counts: base.Counts) -> ByClient:
+    """The state before the first delivery."""
+    zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
+    return ByClient(trees.repeated(zeros, counts.clients), *counts.sizes)
+
+
+def delivered(
+    state: ByClient, received: base.Received
+) -> tuple[Int[Array, "N"], ByClient]:
+    """Where entries of those that deliver are written, and the state with their |D_i|.
+
+    Of several deliveries of one client the last; what is not present: beyond the end.
+    """
+    info, count = received.info, state.size.shape[0]
+    where = jnp.asarray(trees.last_of(info.places, received.present, count))
+    size = state.size.at[where].set(info.size.astype(state.size.dtype), mode="drop")
+    return where, state._replace(size=size)
+
+
 class ControlVariates(NamedTuple):
     """The state of SCAFFOLD."""
 

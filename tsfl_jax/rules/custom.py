@@ -224,8 +224,7 @@ def aggregate(
 
     Args:
       rule: such as ``AGGREGATORS["dms"]`` or from `tsfl_jax.rule`.
-      updates: w_i − base_i of some or all clients, leaves ``[N, ...]``; one that is not
-        finite is left out.
+      updates: w_i − base_i of some or all clients, ``[N, ...]``; not finite: left out.
       params: w^t, leaves ``[...]``.
       state: of the rule, from `init_rule`; () for those without one.
       tau: ``[N]`` int32, local iterations ≥ 0; None: 1 each.
@@ -245,10 +244,11 @@ def aggregate(
       (w^{t+1}, new state).
 
     Raises:
-      UserError: no `gradients`, `validation` or ids that the rule needs, or wrong ids.
+      UserError: wrong ids, or no `gradients`, `losses`, … that the rule needs.
     """
-    if rule.mixing.uses_validation and validation is None:
-        raise UserError("expected validation=, which the rule needs")
+    has = {"validation": validation is not None, "losses": losses is not None}
+    if missing := [n for n in has if getattr(rule.mixing, f"uses_{n}") and not has[n]]:
+        raise UserError(f"expected {missing[0]}=, which the rule needs")
     updates, params = jax.tree.map(jnp.asarray, (updates, params))
     number = len(jax.tree.leaves(updates)[0])
     if size is None and _has_sizes(state):

@@ -19,7 +19,7 @@ from tsfl_jax.rules.base import Aggregator, Counts, Received, ServerSide
 from tsfl_jax.types import HParams, Params
 
 # Under the root, so that what never moved has a derivative; it changes no bit.
-_LEAST = float(np.finfo(np.float32).tiny)
+LEAST = float(np.finfo(np.float32).tiny)
 
 
 @component("fedavgm")
@@ -41,7 +41,7 @@ class FedAvgM:
 
 @component("fedopt")
 class FedOpt:
-    """The server's Adam and Yogi: fedadam, fedyogi."""
+    """The server's Adam, Yogi and AMSGrad: fedadam, fedyogi, fadas."""
 
     lr: float = setting(0.01, "η_g", above=0)
     momentum: float = setting(0.9, "β₁", low=0, below=1)
@@ -79,7 +79,9 @@ def server_optimizer(
     return Aggregator(mixing, server=ServerSide(update, init), sections=sections)
 
 
-def _fed_opt(make: Callable[..., Any], label: str, **options: float) -> Aggregator:
+def fed_opt(make: Callable[..., Any], label: str, **options: float) -> Aggregator:
+    """A rule whose server applies `make(η_g, b1=, b2=, eps=, **options)` of optax."""
+
     def optimizer(settings: FedOpt) -> optax.GradientTransformation:
         b1, b2, eps = settings.momentum, settings.second, settings.floor
         return make(settings.lr, b1=b1, b2=b2, eps=eps, **options)
@@ -90,5 +92,5 @@ def _fed_opt(make: Callable[..., Any], label: str, **options: float) -> Aggregat
 FEDAVGM = server_optimizer(
     lambda settings: optax.sgd(settings.lr, momentum=settings.momentum), FedAvgM
 )._replace(label="FedAvgM")
-FEDADAM = _fed_opt(optax.adam, "FedAdam", eps_root=_LEAST)
-FEDYOGI = _fed_opt(optax.yogi, "FedYogi")
+FEDADAM = fed_opt(optax.adam, "FedAdam", eps_root=LEAST)
+FEDYOGI = fed_opt(optax.yogi, "FedYogi")

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.timeline import crowd as crowds
-from tsfl_jax.timeline import feedback, ticks
+from tsfl_jax.timeline import feedback, ticks, tifl
 from tsfl_jax.timeline.crowd import Crowd
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, exact
 from tsfl_jax.timeline.ticks import Ticks
@@ -42,6 +42,8 @@ class Draw(NamedTuple):
     away: Ids  # sorted; cannot be asked now: at work, or offline where this is known
     seconds: float  # virtual time
     edges: Callable[[], Ids]  # samples of the first 1, 2, …, n candidates together
+    by_speed: Callable[[], Ids]  # all candidates, the fastest first
+    settings: Any  # a `CohortConfig`; None without cohorts
 
 
 class Sampler(NamedTuple):
@@ -115,6 +117,10 @@ SAMPLERS = {
         lambda draw, ids: np.full(len(ids), 1 / -(-draw.candidates // draw.size)),
     ),
     "online": Sampler(uniform, online=True),
+    "tifl": Sampler(
+        tifl.from_tier,
+        reads=("cohort.tiers", "cohort.tier_chances", "cohort.tier_credits"),
+    ),
 }
 # Of candidates, of whom the cohort is chosen while training.
 CHOOSING = {
@@ -148,6 +154,13 @@ class CohortConfig:
         low=0,
         used_by=("preferred", ()),
     )
+    tiers: int = setting(5, "m, tiers of similar speed", low=1)
+    tier_chances: tuple[int, ...] = setting(
+        (), "chance of each tier, the fastest first, in proportion; (): equal", low=0
+    )
+    tier_credits: tuple[int, ...] = setting(
+        (), "rounds that each tier may be asked in; (): any number", low=0
+    )
     ask: int = setting(0, "ask so many, use the first K; 0: K", low=0, used_by=_ASKED)
     weighting: str = setting(
         "ratio", "how updates are weighted", WEIGHTINGS, used_by=_ASKED
@@ -176,7 +189,7 @@ class CohortConfig:
             ("timeline.framework", framework != "none", chooses),
             ("cohort.weighting", self.weighting != "ratio", chooses),
             ("schedule.upload_above", config.schedule.upload_above, chooses),
-            ("cohort.sampler", self.sampler == "online", no_clock),
+            ("cohort.sampler", self.sampler in ("online", "tifl"), no_clock),
             ("schedule.kind", framework == "none" and kind == "trace", for_all),
             ("timeline.carry", config.timeline.carry, "the next interval asks others"),
             ("timeline.copula", config.timeline.copula, for_all),
@@ -188,6 +201,13 @@ class CohortConfig:
                 raise UserError(
                     f"--config.{path}={value}: cannot go with --config.cohort.size="
                     f"{self.size}, since {reason}; leave out one"
+                )
+        for name in ("tier_chances", "tier_credits"):
+            numbers = tuple(getattr(self, name))
+            if numbers and (len(numbers) != self.tiers or not any(numbers)):
+                raise UserError(
+                    f"--config.cohort.{name}={numbers}: expected a number for each of "
+                    f"--config.cohort.tiers={self.tiers}, not all of them 0"
                 )
 
 
@@ -213,6 +233,10 @@ class Cohorts(NamedTuple):
     members: Sequence[Ids | None] = (None,)  # sorted ids of each tier; None: all
     # Of a tier: samples of its first 1, 2, … together.
     edges: Callable[[int], Ids] = lambda tier: NO_CLIENTS
+    # Of a tier: all its places, the fastest first.
+    by_speed: Callable[[int], Ids] = lambda tier: NO_CLIENTS
+    settings: CohortConfig | None = None
+    iterations: int = 1  # of a task, for its mean seconds
 
     @property
     def patience(self) -> int:
@@ -220,7 +244,9 @@ class Cohorts(NamedTuple):
         return 1 if self.crowd is None else 1000
 
 
-def make_cohorts(crowd: Crowd, settings: CohortConfig, custom: Any = None) -> Cohorts:
+def make_cohorts(
+    crowd: Crowd, settings: CohortConfig, custom: Any = None, iterations: int = 1
+) -> Cohorts:
     """Cohorts of a crowd.
 
     Args:
@@ -228,6 +254,7 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, custom: Any = None) -> Co
       settings: with a size K ≥ 1.
       custom: a sampler in place of that of the settings, a function from a `Draw` to
         ids.
+      iterations: of a task, for a sampler that goes by its mean seconds.
 
     Raises:
       UserError: more clients or groups than there are.
@@ -238,6 +265,7 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, custom: Any = None) -> Co
         ("size", settings.size, 1),
         ("candidates", slots, settings.size),
         ("ask", settings.ask or settings.size, settings.size),
+        ("tiers", settings.tiers if settings.sampler == "tifl" else 1, 1),
     ):
         if not low <= value <= N:
             raise UserError(
@@ -266,6 +294,8 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, custom: Any = None) -> Co
         sampler,
         crowd.seed,
         Online(np.unique(client), client, start, end),
+        settings=settings,
+        iterations=iterations,
     )
     return with_tiers(cohorts, [None])
 
@@ -304,8 +334,16 @@ def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
         ids = slice(None) if members[tier] is None else members[tier]
         return cohorts.crowd.num_samples[ids].cumsum(dtype=np.int64)
 
+    @functools.cache
+    def by_speed(tier: int) -> Ids:
+        assert cohorts.crowd is not None
+        ids = slice(None) if members[tier] is None else members[tier]
+        seconds = crowds.task_seconds(cohorts.crowd, cohorts.iterations)[ids]
+        return np.argsort(seconds, kind="stable")
+
     size = min(cohorts.size, most)
-    return cohorts._replace(size=size, members=members, edges=edges)
+    fields = {"size": size, "members": members, "edges": edges, "by_speed": by_speed}
+    return cohorts._replace(**fields)
 
 
 def draw_of(
@@ -335,6 +373,8 @@ def draw_of(
         away,
         ticks.seconds(now),
         functools.partial(cohorts.edges, tier),
+        functools.partial(cohorts.by_speed, tier),
+        cohorts.settings,
     )
 
 

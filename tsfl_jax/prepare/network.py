@@ -16,7 +16,9 @@ from tsfl_jax.models import losses, networks, replay, text, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.prepare.custom_hooks import Custom, input_dtype
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Array, Dataset, Params, UserError
+from tsfl_jax.types import Array, Dataset, HParams, Params, UserError
+from tsfl_jax.uplink import chain
+from tsfl_jax.uplink.chain import Chain
 
 
 class Network(NamedTuple):
@@ -165,9 +167,24 @@ def make_network(
     return network._replace(notes=(*network.notes, text))
 
 
-def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
-    """Bytes of a float32 model down and up; twice as many with control variates."""
-    return 2 * 4 * parameters * (1 if rule.clients.gradient_correction is None else 2)
+def traffic_of(
+    uplinks: Chain,
+    rule: Aggregator,
+    params: Params,
+    hparams: HParams,
+    num_intervals: int,
+) -> Float[np.ndarray, "2 T"]:
+    """Bytes that a delivery takes down and up, in each interval.
+
+    Control variates come on top: float32, of the layers that are sent, and as they are,
+    since compression is of the update alone. Single numbers such as losses, and the
+    gradients of estimates, do not count.
+    """
+    sent = np.array(chain.traffic(uplinks, params, hparams, num_intervals))
+    if rule.clients.gradient_correction is not None:
+        layers = tuple(link for link in uplinks if link.keeps_variables)
+        sent += np.array(chain.traffic(layers, params, hparams, num_intervals))
+    return sent / 8
 
 
 def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:

@@ -25,7 +25,7 @@ from tsfl_jax.engine.program_spec import Hooks
 from tsfl_jax.models import precision
 from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.prepare.custom_hooks import Custom
-from tsfl_jax.prepare.network import Network, curvature_of, make_network
+from tsfl_jax.prepare.network import Network, curvature_of, make_network, traffic_of
 from tsfl_jax.prepare.workload import Workload, draw_workload, groups
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
@@ -272,13 +272,17 @@ def prepare_validated(
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
     fixed = _fixed_samples(config, custom, loaded)
-    workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
-    times = workload.schedule
-    steps = _steps(times, config.batch_size, config.schedule.iteration)
     network = network_of(config, loaded, custom, traced)
     network, start = trained.started(config.model, custom.params, network)
-    hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
+    hparams = hparams_of(config, rule)
     _link_states(uplinks, network, hparams)  # each link checks the network
+    sizes = network.params, hparams, config.num_intervals
+    down, up = traffic_of(uplinks, rule, *sizes).mean(axis=1).tolist()
+    drawn = fixed.num_samples, custom.sampler, fixed.scores, (down, up)
+    workload = draw_workload(config, *drawn)
+    times = workload.schedule
+    steps = _steps(times, config.batch_size, config.schedule.iteration)
+    hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split, dataset, tested = _split_of(
         config, loaded, fixed, workload, network, uplinks
     )

@@ -189,6 +189,7 @@ def cached(
     updates: list[Update] = []
     begun: list[Task] = []  # without those of `pending`
     pending, numbers = dict[int, Task](), _numbers()  # by client: at work, or cached
+    ended: list[Task] = []  # those of a round
     now, idle = 0, 0
     for number in itertools.count():
         now = cohort.opening(cohorts, now)
@@ -208,7 +209,10 @@ def cached(
             del pending[task.client]
         begun += ended
         trace.add_round(updates, ended, now)
-    begun += pending.values()
+    # Of a round that goes on; the others have not been asked to upload.
+    uploads = {task.client: task for task in ended}
+    never = {"arrival": math.inf, "stop": math.inf}
+    begun += [uploads.get(i, task._replace(**never)) for i, task in pending.items()]
     return make_simulation(updates, begun, quota, end)
 
 

@@ -33,7 +33,7 @@ from tsfl_jax.report.statistics import (
 )
 from tsfl_jax.run import costs, grid, runner
 from tsfl_jax.timeline import deliveries, ticks
-from tsfl_jax.timeline.costs import over_time
+from tsfl_jax.timeline.costs import costs_of, until
 from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.types import Dataset, UserError
 
@@ -47,8 +47,8 @@ _SHARED |= {f"timeline.{field.name}" for field in dataclasses.fields(FleetConfig
 _FOLDERS = {"data.dir", "data.download", "data.file"}
 
 
-# Of `costs.over_time`: units of 10⁶ and 10³.
-COSTS = {"bytes": ("MB", 1e-6), "joules": ("kJ", 1e-3)}
+# What all clients spend: a unit and its scale.
+COSTS = {"bytes": ("MB", 1e-6), "energy_joules": ("kJ", 1e-3)}
 
 
 class Entry(NamedTuple):
@@ -143,8 +143,10 @@ def _run_one(
     }
     result = runner.run(exp, workdir)
     seconds = result.history["virtual_time"]
-    done, *known = costs.on_timeline(exp.prepared, len(seconds))
-    spent = over_time(done, seconds, *known)
+    work, *known = costs.on_timeline(exp.prepared, len(seconds))
+    totals = [costs_of(until(work, s), *known).totals for s in seconds]
+    spent = {n: np.array([total[n] for total in totals]) for n in totals[-1]}
+    spent["bytes"] = spent.pop("bytes_down") + spent.pop("bytes_up")
     return result, facts | {"spent": spent}
 
 
@@ -270,8 +272,8 @@ def write_comparison(
 ) -> list[pathlib.Path]:
     """Write compare.md, .csv and the figures; returns their paths.
 
-    compare.png has accuracy over seconds, compare_bytes.png and compare_joules.png over
-    these, pareto.png both to the target.
+    compare.png has accuracy over seconds, compare_bytes.png and
+    compare_energy_joules.png over these, pareto.png both to the target.
     """
     text = f"{title}; {OVER_SEEDS}; speed-up is the time to the target "
     text += f"against the first line, paired by seed.{lost_text(results)}"

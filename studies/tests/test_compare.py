@@ -66,7 +66,9 @@ def test_costs_to_a_target_and_their_front_by_hand(tmp_path):
     """At 1 s 2 MB are spent, at the time of the target 6 or 5 or 9 MB."""
     results = [
         result(label, [time])._replace(
-            spent=[{"bytes": np.array([2e6, moved]), "joules": np.array([1e3, 8e3])}]
+            spent=[
+                {"bytes": np.array([2e6, moved]), "energy_joules": np.array([1e3, 8e3])}
+            ]
         )
         for label, time, moved in (("sfl", 8.0, 6e6), ("afl", 4, 9e6), ("tsfl", 9, 7e6))
     ]
@@ -76,7 +78,7 @@ def test_costs_to_a_target_and_their_front_by_hand(tmp_path):
     # T-SFL is slower than SFL and sends more.
     assert compare.front_of(np.array([[6, 8], [9, 4], [7, 9], [1, np.inf]])) == [0, 1]
     paths = {p.name for p in compare.write_comparison(tmp_path, results, 0.9, "digits")}
-    assert {"compare_bytes.png", "compare_joules.pdf", "pareto.png"} <= paths
+    assert {"compare_bytes.png", "compare_energy_joules.pdf", "pareto.png"} <= paths
 
 
 def test_a_run_that_diverged_has_guessed(tmp_path):

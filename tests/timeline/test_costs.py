@@ -64,14 +64,16 @@ def test_intervals_by_hand():
 
 
 def test_a_buffer_by_hand():
-    done, found, power = spent("fedbuff", TWO, horizon=10, iterations=2, buffer=2)
+    work, found, power = spent("fedbuff", TWO, horizon=10, iterations=2, buffer=2)
     # Updates at 6 and 9 s; client 1 delivers at 7 and has begun again.
     assert numbers(found) == [[300, 120, 6, 3, 0, 34.5], [200, 40, 7.75, 1.25, 0, 80]]
-    series = costs.over_time(done, np.array([0.125, 3, 9]), BYTES, power)
     # 0.125 s of downloads of 0.5 and 0.25 s; then a task, and a download.
-    assert series["bytes"].tolist() == [75, 240, 660]
     first = 1.5 * 1 + 5 * 2 + 2 * 0.25 + 10 * 2.75
-    assert series["joules"].tolist() == pytest.approx([0.4375, first, 114.5])
+    moments = ((0.125, 75, 0, 0.4375), (3, 200, 40, first), (9, 500, 160, 114.5))
+    for second, down, up, joules in moments:
+        early = costs.costs_of(costs.until(work, second), BYTES, power).totals
+        assert (early["bytes_down"], early["bytes_up"]) == (down, up)
+        assert early["energy_joules"] == pytest.approx(joules)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -82,7 +84,7 @@ def test_totals_are_those_of_a_loop_over_tasks(name):
         fleet = fleet._replace(upload=fleet.upload * (seed % 2))
         trace, tasks = simulate(name, fleet, **ALL[name])
         end, clients = float(trace.time[-1]), exact(fleet)
-        done, found, power = spent(name, fleet, **ALL[name])
+        work, found, power = spent(name, fleet, **ALL[name])
         seconds = {kind: np.zeros(5) for kind in segments.KINDS}
         for bar in segments.segments(tasks, fleet, end):
             seconds[bar.kind][bar.client] += bar.end - bar.start
@@ -111,11 +113,13 @@ def test_totals_are_those_of_a_loop_over_tasks(name):
         assert (found.bytes_up >= 40 * uploads - 1e-6).all() and uploads.any()
         if name == "sfl" and not seed % 2:  # an upload in no time is there or not
             np.testing.assert_allclose(found.bytes_up, 40 * uploads)
-        series = costs.over_time(done, np.append(trace.time, end), BYTES, power)
-        sent = (found.bytes_down + found.bytes_up).sum()
-        assert series["bytes"][-1] == pytest.approx(sent)
-        assert series["joules"][-1] == pytest.approx(found.joules.sum())
-        assert all((np.diff(values) > -1e-6).all() for values in series.values())
+        # A moment within the run is a shorter run.
+        for second in (end, 0.6 * end, 0.0):
+            early = costs.costs_of(costs.until(work, second), BYTES, power)
+            short = costs.activities(tasks, fleet, second)
+            short = costs.costs_of(short, BYTES, power)
+            for one, other in zip(early, short, strict=True):
+                np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_who_is_not_asked_to_upload_has_sent_nothing():

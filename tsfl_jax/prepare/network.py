@@ -10,10 +10,12 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
+from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
-from tsfl_jax.models import losses, networks, replay, text, tracing
+from tsfl_jax.models import losses, networks, precision, replay, text, tracing
 from tsfl_jax.models.model import with_measures
+from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.custom_hooks import Custom, input_dtype
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset, HParams, Params, UserError
@@ -165,6 +167,23 @@ def make_network(
     text = "labels are real numbers: a regression, without accuracy; "
     text += "y_train.astype(int) makes them classes"
     return network._replace(notes=(*network.notes, text))
+
+
+def network_of(
+    config: Config,
+    dataset: Dataset,
+    custom: Custom,
+    traced: dict[str, Network] | None = None,
+) -> Network:
+    """The network of an experiment in its precision; `traced` as of `make_network`."""
+    _, form = backend.implementation(
+        jax.default_backend(), config.mapping, config.convolution
+    )
+    network = make_network(
+        config.model, config.quadratic, form, dataset, custom, traced
+    )
+    model = precision.with_precision(network.model, config.precision)
+    return network._replace(model=model)
 
 
 def traffic_of(

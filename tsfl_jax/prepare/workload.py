@@ -359,10 +359,11 @@ def _draw_fleet(
     t = plan.timeline
     if plan.schedule.iteration == "step":  # of a mini-batch, however many there are
         num_samples = np.ones_like(num_samples)
+    texts: dict[str, Any] = {name: groups(getattr(t, name)) for name in UNITS}
     fleet = draw_fleet(
         plan.num_clients,
         num_samples,
-        **{name: groups(getattr(t, name)) for name in UNITS},
+        **texts,
         transfer_bytes=plan.transfer_bytes,
         jitter=t.jitter,
         dropout=plan.schedule.dropout,

@@ -37,17 +37,16 @@ def costs_of(
     Args:
       prepared: the experiment.
       delivered: in these intervals, who delivers.
-      client: who is in each slot.
+      client: id of each slot.
     """
     workload = prepared.workload
     if workload.tasks is not None:
-        *done, power = on_timeline(prepared, len(delivered))
-        return costs.costs_of(*done, power)
+        return costs.costs_of(*on_timeline(prepared, len(delivered)))
     drawn, traffic = workload.drawn, traffic_of(prepared, len(delivered))
-    who = np.broadcast_to(client, delivered.shape)[delivered]
+    ids = np.broadcast_to(client, delivered.shape)[delivered]
     down, up = (
         np.bincount(
-            np.searchsorted(drawn, who),
+            np.searchsorted(drawn, ids),
             np.broadcast_to(part[:, None], delivered.shape)[delivered],
             len(drawn),
         )
@@ -57,11 +56,11 @@ def costs_of(
 
 
 def on_timeline(prepared: Prepared, updates: int) -> tuple[Any, Any, Any]:
-    """The first arguments of `costs.costs_of`, until an update; watts None: unknown."""
+    """The arguments of `costs.costs_of`, until an update."""
     workload, config = prepared.workload, prepared.config
     assert workload.tasks is not None and workload.fleet is not None
     end = float(workload.schedule.seconds[updates - 1]) if updates else 0.0
-    done = costs.activities(workload.tasks, workload.fleet, end)
+    work = costs.activities(workload.tasks, workload.fleet, end)
     text, N = config.timeline.power, config.num_clients
-    power = watts(text, N, done.client) if text else None
-    return done, workload.transfer_bytes, power
+    power = watts(text, N, work.client) if text else None
+    return work, workload.transfer_bytes, power

@@ -45,12 +45,10 @@ class Costs(NamedTuple):
     @property
     def totals(self) -> dict[str, float]:
         """Bytes and joules of all clients by name; joules only where they are known."""
-        sums = {n: round(float(getattr(self, n).sum())) for n in BYTES}
-        joules = float(self.joules.sum())
+        spent = self.bytes_down, self.bytes_up, self.joules
+        down, up, joules = (float(values.sum()) for values in spent)
+        sums: dict[str, float] = {"bytes_down": round(down), "bytes_up": round(up)}
         return sums if np.isnan(joules) else sums | {"energy_joules": joules}
-
-
-BYTES = ("bytes_down", "bytes_up")
 
 
 class Activities(NamedTuple):
@@ -97,18 +95,16 @@ def _of_task(
     clients: ExactFleet, task: Task, limit: Ticks
 ) -> Iterable[tuple[int, float, float, float]]:
     """(kind, start, end, share) of what a client has done for a task by a moment."""
+    times, k = clients.of(task.client), task.number % clients.draws
+    whole = {_DOWN: times.download.item(k), _UP: times.upload.item(k)}
     for name, first, last in segments.parts(clients, task, apart=False):
-        kind = _KINDS[name]
+        kind, stop = _KINDS[name], min(last, limit)
         if kind == _UP and not task.iterations:
             continue  # there is nothing to upload
-        times, number = clients.of(task.client), task.number % clients.draws
-        whole = {_DOWN: times.download, _UP: times.upload}.get(kind)
-        work = 0 if whole is None else whole.item(number)
-        yield from (
-            (kind, *piece)
-            for piece in _pieces(clients, task.client, first, min(last, limit), work)
-        )
-        if whole is not None and not work and last <= limit:
+        ticks_of_all = whole.get(kind, -1)
+        for piece in _pieces(clients, task.client, first, stop, max(ticks_of_all, 0)):
+            yield kind, *piece
+        if not ticks_of_all and last <= limit:
             yield kind, ticks.seconds(last), ticks.seconds(last), 1.0
 
 
@@ -123,23 +119,23 @@ def _pieces(
 
 
 def costs_of(
-    done: Activities,
+    work: Activities,
     transfer_bytes: tuple[float, float],
     watts: Float[np.ndarray, "U 3"] | None = None,
 ) -> Costs:
     """What each client has spent.
 
     Args:
-      done: from `activities`.
+      work: from `activities`.
       transfer_bytes: of a whole download and upload.
       watts: of computing, transferring and idling, see `power`; None: not known.
     """
 
     def sums(values: Float[np.ndarray, "P"]) -> Float[np.ndarray, "U 4"]:
-        count = 4 * len(done.client)
-        return np.bincount(4 * done.place + done.kind, values, count).reshape(-1, 4)
+        count = 4 * len(work.client)
+        return np.bincount(4 * work.place + work.kind, values, count).reshape(-1, 4)
 
-    seconds, share = sums(done.end - done.start), sums(done.share)
+    seconds, share = sums(work.end - work.start), sums(work.share)
     compute, transfer = seconds[:, _COMPUTE], seconds[:, [_DOWN, _UP]].sum(axis=1)
     online = seconds[:, _ONLINE]
     idle = np.maximum(online - compute - transfer, 0.0)
@@ -147,40 +143,20 @@ def costs_of(
     if watts is not None:
         joules = (watts * np.stack([compute, transfer, idle], 1)).sum(axis=1)
     return Costs(
-        client=done.client,
+        client=work.client,
         bytes_down=share[:, _DOWN] * transfer_bytes[0],
         bytes_up=share[:, _UP] * transfer_bytes[1],
         compute=compute,
         transfer=transfer,
         idle=idle,
-        offline=np.maximum(done.horizon - online, 0.0),
+        offline=np.maximum(work.horizon - online, 0.0),
         joules=joules,
     )
 
 
-def over_time(
-    done: Activities,
-    seconds: Float[np.ndarray, "E"],
-    transfer_bytes: tuple[float, float],
-    watts: Float[np.ndarray, "U 3"] | None = None,
-) -> dict[str, Float[np.ndarray, "E"]]:
-    """Bytes and joules of all clients until each of some moments, by name.
-
-    Arguments as of `costs_of`; no joules without `watts`.
-    """
-    sent = np.array([0.0, *transfer_bytes, 0.0])[done.kind] * done.share
-    amounts = {"bytes": sent}
-    if watts is not None:
-        idle = watts[done.place, 2]
-        column = np.array([0, 1, 1, 2])[done.kind]  # of watts
-        # Time online is idle but for what is done in it.
-        extra = watts[done.place, column] - np.where(done.kind == _ONLINE, 0.0, idle)
-        amounts["joules"] = extra * (done.end - done.start)
-    length = np.maximum(done.end - done.start, 1 / ticks.SECOND)  # or at once
-    totals = {name: np.zeros(len(seconds)) for name in amounts}
-    for k, now in enumerate(seconds):
-        is_done = now >= done.end
-        progress = np.where(is_done, 1.0, np.maximum(now - done.start, 0.0) / length)
-        for name, amount in amounts.items():
-            totals[name][k] = (amount * progress).sum()
-    return totals
+def until(work: Activities, now: float) -> Activities:
+    """The activities up to a moment, in seconds ≥ 0."""
+    length = np.maximum(work.end - work.start, 1 / ticks.SECOND)  # or at once
+    progress = np.where(now < work.end, (now - work.start).clip(0) / length, 1.0)
+    end = np.maximum(np.minimum(work.end, now), work.start)
+    return work._replace(end=end, share=work.share * progress, horizon=now)

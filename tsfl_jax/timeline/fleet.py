@@ -46,18 +46,14 @@ def draw_fleet(
     num_clients: int,
     size: Int[np.ndarray, " N"],
     *,
-    speed: tuple[str, ...],
     jitter: float,
-    download: tuple[str, ...],
-    upload: tuple[str, ...],
     dropout: float,
-    bandwidth_down: tuple[str, ...] = (),
-    bandwidth_up: tuple[str, ...] = (),
-    transfer_bytes: tuple[float, float] | None = None,
     speeds_file: str,
     availability_file: str,
+    transfer_bytes: tuple[float, float] | None = None,
     draws: int = 1024,
     rng: np.random.Generator,
+    **groups: tuple[str, ...],
 ) -> Fleet:
     """Draw each client's mean times, then every single time around its mean.
 
@@ -69,20 +65,15 @@ def draw_fleet(
     Args:
       num_clients: N ≥ 1.
       size: ``[N]`` int ≥ 1, samples of each client.
-      speed: 1 ≤ G ≤ N distributions, see `distributions`, of a client's mean seconds
-        per iteration at the mean data size, > 0. Real: uniform(0.2,1) is allowed.
       jitter: σ in [0, 10] of a lognormal factor of mean 1 for every single time.
-      download, upload: likewise mean seconds ≥ 0 of a transfer; () is 0.
-      bandwidth_down, bandwidth_up: likewise bytes per second > 0; a transfer takes its
-        bytes over these in addition; () is without a limit.
-      transfer_bytes: of a download and an upload; None: not known.
       dropout: in [0, 1), chance that a delivery is lost.
-      speeds_file: "" or a CSV file client,seconds[,download,upload,bandwidth_down,
-        bandwidth_up] with every client once, in place of the draws of means; an empty
-        cell keeps the draw.
+      speeds_file: "" or a CSV file client,seconds[,download,…] of `UNITS` with every
+        client once, in place of the draws of means; an empty cell keeps the draw.
       availability_file: "" or a CSV file client,start,end of online windows
         [start, end) in seconds; clients without a row are always online.
+      transfer_bytes: of a download and an upload; None: not known.
       draws, rng: J ≥ 1, and the generator of all draws.
+      **groups: see `means_of`; speed is at the mean data size.
 
     Raises:
       UserError: times not > 0, malformed distributions or files.
@@ -92,8 +83,6 @@ def draw_fleet(
     N, size = num_clients, np.asarray(size)
     # Always all of them, so that what one draws does not shift the others.
     means_rng, jitter_rng, lost_rng = rng.spawn(3)
-    groups = dict(zip(UNITS, (speed, download, upload), strict=False))
-    groups |= {"bandwidth_down": bandwidth_down, "bandwidth_up": bandwidth_up}
     streams = dict(zip(UNITS, means_rng.spawn(len(UNITS)), strict=True))
 
     def draw(name: str, texts: tuple[str, ...], group: np.ndarray) -> Seconds:
@@ -251,8 +240,9 @@ def means_of(
     A transfer takes the drawn seconds and its bytes over the client's bandwidth.
 
     Args:
-      groups: distributions of each of `UNITS`, each of equal groups of N; none: 0 s,
-        and bandwidth without a limit.
+      groups: 1 ≤ G ≤ N distributions of some of `UNITS`, each of an equal group; see
+        `distributions`, real: uniform(0.2,1) is allowed. None: 0 s, and bandwidth
+        without a limit.
       ids: in [0, N).
       num_clients: N.
       draw: (name, distributions, group of each client) -> means.

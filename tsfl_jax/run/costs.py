@@ -46,7 +46,7 @@ def costs_of(
     ids = np.broadcast_to(client, delivered.shape)[delivered]
     down, up = (
         np.bincount(
-            np.searchsorted(drawn, ids),
+            np.searchsorted(drawn, ids).clip(max=len(drawn) - 1),
             np.broadcast_to(part[:, None], delivered.shape)[delivered],
             len(drawn),
         )

@@ -78,15 +78,16 @@ def activities(tasks: Iterable[Task], fleet: Fleet | Cohorts, end: float) -> Act
         if task.start < end:
             tasks_of.setdefault(task.client, []).append(task)
     ids = sorted(tasks_of) if is_cohort else range(clients.clients)
-    rows = list[tuple[int, int, float, float, float]]()
+    rows = [np.zeros((0, 5))]  # of each client, as arrays: there may be many
     for place, i in enumerate(ids):
         if place % _AT_ONCE == 0:
             clients.need(ids[place : place + _AT_ONCE])
-        rows += [(place, _ONLINE, *s) for s in _pieces(clients, i, 0, until)]
+        lines = [(place, _ONLINE, *s) for s in _pieces(clients, i, 0, until)]
         for task in tasks_of.get(i, ()):
             limit = min(ticks.of(task.stop), until)
-            rows += [(place, *row) for row in _of_task(clients, task, limit)]
-    place, kind, start, stop, share = np.array(rows, float).reshape(-1, 5).T
+            lines += [(place, *row) for row in _of_task(clients, task, limit)]
+        rows.append(np.array(lines, float).reshape(-1, 5))
+    place, kind, start, stop, share = np.concatenate(rows).T
     numbers = place.astype(int), kind.astype(int)
     return Activities(*numbers, start, stop, share, np.array(ids, int), end)
 

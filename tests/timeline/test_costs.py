@@ -36,6 +36,15 @@ def numbers(found):
     return columns.round(9).tolist()
 
 
+def test_watts_are_by_group():
+    found = watts(WATTS, 5, np.arange(5))
+    assert found[:, 0].tolist() == [5, 5, 5, 10, 10] and found[4].tolist() == [
+        10,
+        2,
+        0.5,
+    ]
+
+
 def test_rounds_by_hand():
     found = spent("sfl", TWO, horizon=20, iterations=2)[1]
     # Two rounds of 7 s. 5·4 + 1.5·2 + 0.2·8 = 24.6 J and 10·12 + 2·2 = 124 J.
@@ -61,6 +70,9 @@ def test_intervals_by_hand():
     # Nothing fits into 2.5 s: client 1 stops where an upload would begin.
     found = spent("tsfl", TWO, interval=3.5, **options)[1]
     assert numbers(found)[1] == [200, 0, 5, 0.5, 1.5, 51.75]
+    # Nor is an upload of 0 s there without an iteration.
+    found = spent("tsfl", TWO._replace(upload=0 * TWO.upload), interval=2.5, **options)
+    assert found[1].bytes_up.tolist() == [80, 0]
 
 
 def test_a_buffer_by_hand():

@@ -23,7 +23,6 @@ from studies.verdicts import curves_of
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import custom_hooks, prepare
-from tsfl_jax.prepare.network import bytes_per_delivery
 from tsfl_jax.report import files, style
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import grid, sweeps
@@ -301,7 +300,9 @@ def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) ->
             ended = raced(accuracy, base, plan.margin, plan.every).tolist()
             stopped = dict(zip(there, ended, strict=True))
         for rule, several in there.items():
-            sent = float(bytes_per_delivery(parameters, AGGREGATORS[rule]))
+            # Float32 down and up, and control variates likewise.
+            has_variates = AGGREGATORS[rule].clients.gradient_correction is not None
+            sent = 8.0 * parameters * (1 + has_variates)
             for seed in seeds:
                 options = (plan.of_class, sent, plan.target, stopped[rule])
                 made = lane_of(several[seed], plan.shares[number, seed], *options)

@@ -31,8 +31,9 @@ from tsfl_jax.report.statistics import (
     spread_of_times,
     time_to,
 )
-from tsfl_jax.run import grid, runner
+from tsfl_jax.run import costs, grid, runner
 from tsfl_jax.timeline import deliveries, ticks
+from tsfl_jax.timeline.costs import costs_of, until
 from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.types import Dataset, UserError
 
@@ -44,6 +45,10 @@ _SHARED |= {f"schedule.{name}" for name in _SCHEDULE.split()}
 _SHARED |= {f"timeline.{field.name}" for field in dataclasses.fields(FleetConfig)}
 # The same data may be in several folders; the samples themselves are compared.
 _FOLDERS = {"data.dir", "data.download", "data.file"}
+
+
+# What all clients spend: a unit and its scale.
+COSTS = {"bytes": ("MB", 1e-6), "energy_joules": ("kJ", 1e-3)}
 
 
 class Entry(NamedTuple):
@@ -66,6 +71,8 @@ class FrameworkResult(NamedTuple):
     seconds: float  # wall time of training and testing, all seeds
     data: str = ""  # name of the data set
     lost: int = 0  # runs that diverged, scored at chance level
+    # What all clients have spent by then, [E] by name, one per seed; see `COSTS`.
+    spent: list[dict[str, np.ndarray]] | None = None
 
 
 def _shared_values(entry: Entry) -> dict[str, Any]:
@@ -134,7 +141,13 @@ def _run_one(
         "iterations": int(times.tau.sum(dtype=np.int64)),
         "mean_staleness": float(stale.mean()) if stale.size else math.nan,
     }
-    return runner.run(exp, workdir), facts
+    result = runner.run(exp, workdir)
+    seconds = result.history["virtual_time"]
+    work, *known = costs.on_timeline(exp.prepared, len(seconds))
+    totals = [costs_of(until(work, s), *known).totals for s in seconds]
+    spent = {n: np.array([total[n] for total in totals]) for n in totals[-1]}
+    spent["bytes"] = spent.pop("bytes_down") + spent.pop("bytes_up")
+    return result, facts | {"spent": spent}
 
 
 def run_frameworks(
@@ -167,8 +180,8 @@ def _over_seeds(
     label: str, results: list[tuple[runner.Result, dict]], classes: int
 ) -> FrameworkResult:
     """Accuracy in virtual time, and means over the seeds."""
-    curves = []
-    for result, _ in results:
+    curves, spent = [], []
+    for result, facts in results:
         accuracy = curves_of(result.history, classes)
         measured = ~np.isnan(accuracy)
         if not measured.any():
@@ -177,6 +190,7 @@ def _over_seeds(
             )
         seconds = result.history["virtual_time"]
         curves.append((seconds[measured], accuracy[measured]))
+        spent.append({n: a[measured] for n, a in facts.get("spent", {}).items()})
 
     def mean(name: str) -> float:
         return float(np.mean([facts[name] for _, facts in results]))
@@ -191,12 +205,26 @@ def _over_seeds(
         seconds=sum(result.summary["train_seconds"] for result, _ in results),
         data=results[0][0].summary["data"],
         lost=sum(result.summary["diverged_at"] is not None for result, _ in results),
+        spent=spent,
     )
 
 
 def times_of(result: FrameworkResult, target: float) -> Float[np.ndarray, "S"]:
     """Virtual seconds to the target accuracy, inf: never."""
     return np.array([time_to(target, *curve) for curve in result.curves])
+
+
+def curves_over(result: FrameworkResult, name: str) -> list[tuple[Any, Any]]:
+    """Accuracy over what was spent, of each seed, in the unit of `COSTS`."""
+    pairs = zip(result.spent or [], result.curves, strict=False)
+    scale = COSTS[name][1]
+    return [(scale * s[name], accuracy) for s, (_, accuracy) in pairs if name in s]
+
+
+def spent_to(result: FrameworkResult, target: float, name: str) -> np.ndarray:
+    """What all clients have spent to the target accuracy, inf: never."""
+    curves = curves_over(result, name)
+    return np.array([time_to(target, *curve) for curve in curves])
 
 
 def best_accuracy(result: FrameworkResult) -> str:
@@ -224,6 +252,11 @@ def comparison_rows(
                 "speed-up": spread(first / times) if both.all() else "–",
                 "wall time, s": f"{result.seconds:.0f}",
             }
+            | {
+                f"{unit} to {100 * target:g} %": spread_of_times(amounts, ".4g")
+                for name, (unit, _) in COSTS.items()
+                if len(amounts := spent_to(result, target, name))
+            }
         )
     return rows
 
@@ -237,7 +270,11 @@ def lost_text(results: list[FrameworkResult]) -> str:
 def write_comparison(
     folder: pathlib.Path, results: list[FrameworkResult], target: float, title: str
 ) -> list[pathlib.Path]:
-    """Write compare.md, .csv, .png and .pdf; returns their paths."""
+    """Write compare.md, .csv and the figures; returns their paths.
+
+    compare.png has accuracy over seconds, compare_bytes.png and
+    compare_energy_joules.png over these, pareto.png both to the target.
+    """
     text = f"{title}; {OVER_SEEDS}; speed-up is the time to the target "
     text += f"against the first line, paired by seed.{lost_text(results)}"
     rows = comparison_rows(results, target)
@@ -248,7 +285,54 @@ def write_comparison(
         name = f"{row['framework']}, {seconds}: {row[seconds]}"
         curves[name] = in_time(result.curves)
     figure = bands.bands(curves, title, x=bands.SECONDS, target=target)
-    return paths + style.save_both(figure, folder / "compare")
+    paths += style.save_both(figure, folder / "compare")
+    names = [n for n in COSTS if all(curves_over(r, n) for r in results)]
+    for name in names:
+        curves = {r.label: in_time(curves_over(r, name)) for r in results}
+        figure = bands.bands(curves, title, x=f"{COSTS[name][0]} of all", target=target)
+        paths += style.save_both(figure, folder / f"compare_{name}")
+    if names:
+        figure = pareto_figure(results, names, target, title)
+        paths += style.save_both(figure, folder / "pareto")
+    return paths
+
+
+def front_of(points: Float[np.ndarray, "n 2"]) -> list[int]:
+    """The points that no other is at most as large in both and smaller in one."""
+    return [
+        i
+        for i, point in enumerate(points)
+        if np.isfinite(point).all()
+        and not ((points <= point).all(axis=1) & (points < point).any(axis=1)).any()
+    ]
+
+
+@style.styled
+def pareto_figure(
+    results: list[FrameworkResult], names: list[str], target: float, title: str
+) -> Any:
+    """Seconds to the target over what is spent to it; a line joins the Pareto front.
+
+    Means over the seeds; a framework of which a seed never gets there has no point.
+    """
+    figure, axes = style.figure_of(3.4, ncols=len(names), squeeze=False)
+    seconds = [times_of(result, target).mean() for result in results]
+    handles: dict[str, Any] = {}
+    for name, panel in zip(names, axes[0], strict=True):
+        amounts = [spent_to(result, target, name).mean() for result in results]
+        points = np.stack([amounts, seconds], 1)
+        front = sorted(front_of(points), key=lambda i: points[i, 0])
+        panel.plot(*points[front].T, color="#999999", linewidth=0.8, zorder=0)
+        for i, result in enumerate(results):
+            if np.isfinite(points[i]).all():
+                look = style.style_at(i) | {"linestyle": "none"}
+                (handle,) = panel.plot(*points[i], **look)
+                handles[style.name_of(result.label)] = handle
+        panel.set_xlabel(f"{COSTS[name][0]} of all to {100 * target:g} %")
+        panel.set_ylabel(f"virtual seconds to {100 * target:g} %")
+    style.legend_below(figure, [*handles.values()], [*handles])
+    figure.suptitle(style.title(title))
+    return figure
 
 
 def _settings_of(

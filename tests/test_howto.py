@@ -83,10 +83,21 @@ def check_compression(variables, out):
         assert float(printed[-1]) == pytest.approx(float(expected[-1]), abs=3)
 
 
+def check_costs(variables, out):
+    """The page has the numbers of the two plans."""
+    whole, topk = (line for line in out.splitlines())
+    assert whole.startswith("[4 4 4 4]") and topk.startswith("[7 7 7 7]")
+    totals = variables["plan"].costs.totals
+    assert totals["bytes_up"] == 7686 and round(totals["energy_joules"]) == 458
+    assert "'bytes_up': 58560, 'energy_joules': 312.0" in whole
+    assert all(n in examples.text("howto/costs.md") for n in ("58,560", "7,686", "458"))
+
+
 CHECKS = {
     "follow.md": check_follow,
     "tune.md": check_tune,
     "compression.md": check_compression,
+    "costs.md": check_costs,
 }
 
 

@@ -11,6 +11,7 @@ from tsfl_jax import data, rng
 from tsfl_jax.config import Config
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.prepare import prepare
+from tsfl_jax.timeline import fleet
 
 PACKAGE = pathlib.Path(rng.__file__).parent
 SEEDS = (0, 1, 2, 2**32 - 1)
@@ -66,7 +67,7 @@ def test_only_one_module_makes_generators_and_keys():
     # Every stream is used; those whose names are put together are listed here.
     whole = {f"synthetic {p}" for p in ("prototypes", "train samples", "test samples")}
     whole |= {"train subset", "test subset"}
-    whole |= {f"client {n}" for n in ("speed", "download", "upload", *VARYING)}
+    whole |= {f"client {n}" for n in (*fleet.UNITS, *VARYING)}
     used = {name for name in used if isinstance(name, str)}
     assert used | whole == set(rng.STREAMS)
 

@@ -87,6 +87,8 @@ STREAMS = {
     "client downloads": 78,  # likewise
     "client uploads": 79,
     "cohort lots": 80,  # of who is chosen of the candidates, by interval
+    "client bandwidth_down": 81,  # like speeds
+    "client bandwidth_up": 82,
 }
 
 

@@ -73,6 +73,14 @@ def test_wrong_arguments(line, message, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_text_may_have_commas():
+    listed = ["timeline.power=5,1.5,0.2; 1,1,1", "lr=0.1"]
+    changes = {"timeline.power": "5,1.5,0.2; 1,1,1", "lr": 0.1}
+    assert grid.parse_settings(listed) == changes
+    with pytest.raises(UserError, match="lr: cannot be set to one value"):
+        grid.parse_settings(["lr=0.1,0.2"])
+
+
 def test_settings_that_a_study_cannot_use():
     config = Config(num_intervals=9, eval_every=5)
     with pytest.raises(UserError, match="eval_every=5: the model is tested 2 times"):

@@ -62,6 +62,25 @@ def test_table_by_hand():
     assert [r["framework"] for r in (first, second)] == ["SFL", "T-SFL"]
 
 
+def test_costs_to_a_target_and_their_front_by_hand(tmp_path):
+    """At 1 s 2 MB are spent, at the time of the target 6 or 5 or 9 MB."""
+    results = [
+        result(label, [time])._replace(
+            spent=[
+                {"bytes": np.array([2e6, moved]), "energy_joules": np.array([1e3, 8e3])}
+            ]
+        )
+        for label, time, moved in (("sfl", 8.0, 6e6), ("afl", 4, 9e6), ("tsfl", 9, 7e6))
+    ]
+    rows = compare.comparison_rows(results, 0.9)
+    assert [row["MB to 90 %"] for row in rows] == ["6", "9", "7"]
+    assert rows[0]["kJ to 90 %"] == "8"
+    # T-SFL is slower than SFL and sends more.
+    assert compare.front_of(np.array([[6, 8], [9, 4], [7, 9], [1, np.inf]])) == [0, 1]
+    paths = {p.name for p in compare.write_comparison(tmp_path, results, 0.9, "digits")}
+    assert {"compare_bytes.png", "compare_energy_joules.pdf", "pareto.png"} <= paths
+
+
 def test_a_run_that_diverged_has_guessed(tmp_path):
     """What it had reached before would make its framework look good."""
     history = {
@@ -160,6 +179,7 @@ def test_a_small_comparison_from_end_to_end(tmp_path, capsys):
     # AFL: an update at every arrival, each from an old model.
     assert float(rows[1]["updates"]) > 3 * float(rows[0]["updates"])
     assert float(rows[1]["mean staleness"]) > 1 > float(rows[0]["mean staleness"])
+    assert rows[0]["MB to 30 %"] and (tmp_path / "pareto.png").stat().st_size > 0
     assert (tmp_path / "compare.png").stat().st_size > 0
     compare.main(command)  # everything is there: the same table, without training
     assert (tmp_path / "compare.md").read_text() == text

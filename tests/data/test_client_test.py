@@ -89,6 +89,9 @@ def test_summary_by_hand():
     few = client_test.summarized(np.array([[3.0, np.nan, 1.0], [np.nan, np.inf, 0.0]]))
     assert few["worst"].tolist() == [1, 0] and few["mean"].tolist() == [2, np.inf]
     assert few["std"][0] == 1
+    # Of 1 and 3: |1 − 3| twice over 2 · 2 · 4 = 0.25; of 0 to 19 it is 399/1140.
+    assert few["gini"][0] == 0.25
+    assert got["gini"][0] == pytest.approx(399 / 1140)
 
 
 @pytest.mark.parametrize("intervals", [0, 250])  # blocks are of 100

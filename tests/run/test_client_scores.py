@@ -67,11 +67,17 @@ def scored(result):
     return logits.argmax(1) == y, lse - logits[np.arange(len(y)), y]
 
 
+def gini(x):
+    return np.abs(x[:, None] - x).mean() / (2 * x.mean())
+
+
 def check_last(result, right, loss):
-    """The last interval has mean, worst and std of these, one for each client."""
+    """The last interval has mean, worst, std, Gini of these, one for each client."""
     found = {name: result.history[name][-1] for name in SERIES}
-    want = [right.mean(), right.min(), right.std(), loss.mean(), loss.max(), loss.std()]
+    want = [right.mean(), right.min(), right.std(), gini(right)]
+    want += [loss.mean(), loss.max(), loss.std(), gini(loss)]
     np.testing.assert_allclose([*found.values()], want, rtol=2e-5)
+    assert result.summary["final_client_accuracy_gini"] == found[SERIES[3]]
     assert result.summary["final_client_accuracy_mean"] == found[SERIES[0]]
     assert result.summary["final_client_accuracy_worst"] == found[SERIES[1]]
 

@@ -41,8 +41,8 @@ def make(
     speed = {"speed": more.pop("speed", ("constant(1)",)), "download": (), "upload": ()}
     everyone = crowd.make_crowd(N, seed, sizes=sizes, seconds=speed, **more)
     if seconds is not None:
-        measured = np.zeros((3, N))
-        measured[: np.ndim(seconds) * 2 - 1] = seconds
+        measured = np.append(np.zeros((3, N)), np.full((2, N), np.inf), 0)
+        measured[:3][: np.ndim(seconds) * 2 - 1] = seconds
         everyone = everyone._replace(measured=measured)
     found = {i: np.array(pairs, float) for i, pairs in windows.items()}
     everyone = everyone._replace(windows=found)

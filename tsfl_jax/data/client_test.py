@@ -48,7 +48,7 @@ class EvaluationConfig:
 
 _BLOCK = 100  # intervals at a time: there may be a million clients
 # Statistics over the clients, of their accuracy and loss.
-_OVER_CLIENTS = ("mean", "worst", "std")
+_OVER_CLIENTS = ("mean", "worst", "std", "gini")
 SERIES = tuple(f"client_{n}_{s}" for n in ("accuracy", "loss") for s in _OVER_CLIENTS)
 
 
@@ -169,7 +169,7 @@ def by_client(
 def summarized(
     values: Float64[np.ndarray, "R m"], losses: bool = False
 ) -> dict[str, Float64[np.ndarray, "R"]]:
-    """Mean, worst decile and standard deviation over the clients with a score.
+    """Mean, worst decile, spread and inequality over the clients with a score.
 
     Args:
       values: ``[R, m]`` float64; NaN: no score.
@@ -177,8 +177,9 @@ def summarized(
 
     Returns:
       ``[R]`` each: "mean"; "worst", the mean over the worst tenth of the n clients,
-      which are ⌈n/10⌉, so that below ten it is the worst one; "std", of the n clients.
-      NaN in an interval without a score.
+      which are ⌈n/10⌉, so that below ten it is the worst one; "std", of the n clients,
+      the square root of the variance; "gini", Σ_i Σ_j |x_i − x_j| / (2 n Σ x), 0 where
+      all are equal and not 0. NaN in an interval without a score.
     """
     is_scored, sign = ~np.isnan(values), -1 if losses else 1
     count = is_scored.sum(axis=1)
@@ -189,7 +190,13 @@ def summarized(
         mean = values.sum(axis=1, where=is_scored) / count
         worst = sign * ranked.sum(axis=1, where=is_worst) / tenth
         square = ((values - mean[:, None]) ** 2).sum(axis=1, where=is_scored) / count
-    return dict(zip(_OVER_CLIENTS, (mean, worst, np.sqrt(square)), strict=True))
+        # Of x ascending Σ_i Σ_j |x_i − x_j| is 2 Σ (2i − n − 1) x_i.
+        place = 2 * np.arange(1, values.shape[1] + 1) - count[:, None] - 1
+        total = (place * np.sort(values, axis=1)).sum(
+            axis=1, where=place < count[:, None]
+        )
+        gini = total / (count * count * mean)
+    return dict(zip(_OVER_CLIENTS, (mean, worst, np.sqrt(square), gini), strict=True))
 
 
 def named(

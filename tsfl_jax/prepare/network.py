@@ -10,13 +10,17 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
+from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
-from tsfl_jax.models import losses, networks, replay, text, tracing
+from tsfl_jax.models import losses, networks, precision, replay, text, tracing
 from tsfl_jax.models.model import with_measures
+from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.custom_hooks import Custom, input_dtype
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Array, Dataset, Params, UserError
+from tsfl_jax.types import Array, Dataset, HParams, Params, UserError
+from tsfl_jax.uplink import chain
+from tsfl_jax.uplink.chain import Chain
 
 
 class Network(NamedTuple):
@@ -165,9 +169,41 @@ def make_network(
     return network._replace(notes=(*network.notes, text))
 
 
-def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
-    """Bytes of a float32 model down and up; twice as many with control variates."""
-    return 2 * 4 * parameters * (2 if rule.clients.sends_variates else 1)
+def network_of(
+    config: Config,
+    dataset: Dataset,
+    custom: Custom,
+    traced: dict[str, Network] | None = None,
+) -> Network:
+    """The network of an experiment in its precision; `traced` as of `make_network`."""
+    _, form = backend.implementation(
+        jax.default_backend(), config.mapping, config.convolution
+    )
+    network = make_network(
+        config.model, config.quadratic, form, dataset, custom, traced
+    )
+    model = precision.with_precision(network.model, config.precision)
+    return network._replace(model=model)
+
+
+def traffic_of(
+    uplinks: Chain,
+    rule: Aggregator,
+    params: Params,
+    hparams: HParams,
+    num_intervals: int,
+) -> Float[np.ndarray, "2 T"]:
+    """Bytes that a delivery takes down and up, in each interval.
+
+    Control variates come on top: float32, of the layers that are sent, and as they are,
+    since compression is of the update alone. Single numbers such as losses, and the
+    gradients of estimates, do not count.
+    """
+    chains = [uplinks]
+    if rule.clients.sends_variates:
+        chains.append(tuple(link for link in uplinks if link.keeps_variables))
+    sent = [chain.traffic(links, params, hparams, num_intervals) for links in chains]
+    return np.array([[s.download, s.upload] for s in sent]).sum(axis=0) / 8
 
 
 def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:

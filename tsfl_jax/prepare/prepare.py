@@ -22,10 +22,9 @@ from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.program_spec import Hooks
-from tsfl_jax.models import precision
 from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.prepare.custom_hooks import Custom
-from tsfl_jax.prepare.network import Network, curvature_of, make_network
+from tsfl_jax.prepare.network import Network, curvature_of, network_of, traffic_of
 from tsfl_jax.prepare.workload import Workload, draw_workload, groups
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
@@ -272,13 +271,12 @@ def prepare_validated(
     rule_settings.check_needs(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
     fixed = _fixed_samples(config, custom, loaded)
-    workload = draw_workload(config, fixed.num_samples, custom.sampler, fixed.scores)
-    times = workload.schedule
-    steps = _steps(times, config.batch_size, config.schedule.iteration)
     network = network_of(config, loaded, custom, traced)
     network, start = trained.started(config.model, custom.params, network)
-    hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
-    _link_states(uplinks, network, hparams)  # each link checks the network
+    hparams = hparams_of(config, rule)
+    workload = _drawn(config, custom, fixed, (uplinks, rule, network, hparams))
+    times = workload.schedule
+    steps = _steps(times, config.batch_size, config.schedule.iteration)
     split, dataset, tested = _split_of(
         config, loaded, fixed, workload, network, uplinks
     )
@@ -296,7 +294,7 @@ def prepare_validated(
         optimizer=optimizers.as_factory(custom.optimizer),
         hooks=custom_hooks.checked(custom, dataset, config.batch_size),
         uplinks=uplinks,
-        hparams=hparams,
+        hparams=hparams._replace(lr_total=jnp.float32(len(times.tau))),
         mapping=mapping,
         held_out=fixed.held_out,
         tested=tested,
@@ -312,6 +310,18 @@ def prepare_validated(
     )
 
 
+def _drawn(
+    config: Config, custom: Custom, fixed: splits.FixedSamples, sender: tuple
+) -> Workload:
+    """The workload, where a transfer has its mean bytes over the intervals."""
+    uplinks, rule, network, hparams = sender
+    _link_states(uplinks, network, hparams)  # each link checks the network
+    traffic = traffic_of(uplinks, rule, network.params, hparams, config.num_intervals)
+    sent = traffic.mean(axis=1).tolist()
+    drawn = fixed.num_samples, custom.sampler, fixed.scores, (sent[0], sent[1])
+    return draw_workload(config, *drawn)
+
+
 def _fixed_samples(
     config: Config, custom: Custom, dataset: Dataset
 ) -> splits.FixedSamples:
@@ -325,23 +335,6 @@ def _fixed_samples(
         config.timeline.copula,
         seeds_of(config),
     )
-
-
-def network_of(
-    config: Config,
-    dataset: Dataset,
-    custom: Custom,
-    traced: dict[str, Network] | None = None,
-) -> Network:
-    """The network of an experiment in its precision; `traced` as of `make_network`."""
-    _, form = backend.implementation(
-        jax.default_backend(), config.mapping, config.convolution
-    )
-    network = make_network(
-        config.model, config.quadratic, form, dataset, custom, traced
-    )
-    model = precision.with_precision(network.model, config.precision)
-    return network._replace(model=model)
 
 
 def _split_of(

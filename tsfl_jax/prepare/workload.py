@@ -25,11 +25,12 @@ from tsfl_jax.timeline import (
     ticks,
 )
 from tsfl_jax.timeline.cohort import Cohorts
-from tsfl_jax.timeline.fleet import Fleet, draw_fleet
+from tsfl_jax.timeline.fleet import UNITS, Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
 from tsfl_jax.types import Schedule, UserError, parts_of
 
 _MOST_EVENTS = 2e7  # of a simulated timeline: minutes
+Bytes = tuple[float, float]  # of a download and an upload
 
 
 class Workload(NamedTuple):
@@ -45,6 +46,7 @@ class Workload(NamedTuple):
     num_samples: Int[np.ndarray, "N"] = np.zeros(0, np.int32)
     # Ids of those on the device, sorted: all, of cohorts those that ever work.
     drawn: Int[np.ndarray, "U"] = np.zeros(0, np.int32)
+    transfer_bytes: Bytes = (0.0, 0.0)
 
     @property
     def places(self) -> Int[np.ndarray, "T K"]:
@@ -67,6 +69,7 @@ class Plan(NamedTuple):
     cohort: cohort.CohortConfig
     seed: int  # of the fleet
     counts_all_work: bool  # whether the settings of some rule ask for K of all work
+    transfer_bytes: Bytes | None = None  # None: not known
 
     @property
     def by_cases(self) -> bool:
@@ -79,7 +82,7 @@ class Plan(NamedTuple):
         return self.num_intervals * self.schedule.interval_seconds
 
 
-def plan_of(config: Config) -> Plan:
+def plan_of(config: Config, transfer_bytes: Bytes | None = None) -> Plan:
     """What of a config decides who works when."""
     rules = (getattr(config, section) for section in SECTIONS)
     return Plan(
@@ -91,6 +94,7 @@ def plan_of(config: Config) -> Plan:
         config.cohort,
         seeds_of(config).fleet,
         any(getattr(settings, "counts_all_work", False) for settings in rules),
+        transfer_bytes,
     )
 
 
@@ -104,6 +108,7 @@ def draw_workload(
     num_samples: Int[np.ndarray, "N"] | None = None,
     sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None = None,
     scores: copula.Scores | None = None,
+    transfer_bytes: Bytes | None = None,
 ) -> Workload:
     """Draw the workload of a validated config.
 
@@ -112,6 +117,7 @@ def draw_workload(
       num_samples: of each client, where they are given and not drawn.
       sampler: of cohorts, the user's own, in place of that of the settings.
       scores: of `copula`, of what goes together in a client.
+      transfer_bytes: of a download and an upload; None: not known, and no bandwidth.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -119,7 +125,7 @@ def draw_workload(
     Raises:
       UserError: a setting that cannot work, in one line.
     """
-    plan = plan_of(config)
+    plan = plan_of(config, transfer_bytes)
     if plan.cohort.size:
         workload = _of_cohorts(plan, num_samples, sampler)
     elif not sampler:
@@ -131,7 +137,8 @@ def draw_workload(
         )
     share, times = plan.schedule.arrive_from, workload.schedule
     times = deliveries.arriving(times, workload.trace, share, plan.horizon)
-    return workload._replace(schedule=times)
+    sent = transfer_bytes or (0.0, 0.0)
+    return workload._replace(schedule=times, transfer_bytes=sent)
 
 
 def _of_all(
@@ -207,12 +214,13 @@ def _make_crowd(plan: Plan, num_samples: Int[np.ndarray, "N"] | None) -> crowd.C
         plan.seed,
         sizes=schedule.size_texts(kind, size_groups, s.data_size, plan.num_clients),
         num_samples=num_samples,
-        seconds={n: groups(getattr(t, n)) for n in ("speed", "download", "upload")},
+        seconds={name: groups(getattr(t, name)) for name in UNITS},
         speeds_file=t.speeds,
         availability_file=t.availability,
         jitter=t.jitter,
         dropout=s.dropout,
         by_size=s.iteration == "pass",
+        transfer_bytes=plan.transfer_bytes,
     )
 
 
@@ -352,13 +360,13 @@ def _draw_fleet(
     t = plan.timeline
     if plan.schedule.iteration == "step":  # of a mini-batch, however many there are
         num_samples = np.ones_like(num_samples)
+    texts: dict[str, Any] = {name: groups(getattr(t, name)) for name in UNITS}
     fleet = draw_fleet(
         plan.num_clients,
         num_samples,
-        speed=groups(t.speed),
+        **texts,
+        transfer_bytes=plan.transfer_bytes,
         jitter=t.jitter,
-        download=groups(t.download),
-        upload=groups(t.upload),
         dropout=plan.schedule.dropout,
         speeds_file=t.speeds,
         availability_file=t.availability,

@@ -25,13 +25,15 @@ Row = Mapping[str, Any]  # one run: swept settings and results by name
 _OF_UNIT = {
     "s": "virtual_time seconds",
     "1": "test_accuracy rho client_accuracy_mean client_accuracy_worst "
-    "client_accuracy_std best_test_accuracy final_test_accuracy",
+    "client_accuracy_std client_accuracy_gini client_loss_gini best_test_accuracy "
+    "final_test_accuracy",
     "nat": "test_loss train_loss weight_entropy validation_loss regret gap "
     "client_loss_mean client_loss_worst client_loss_std final_test_loss",
     "iteration": "threshold tau",
     "client": "num_selected num_discarded",
     "sample": "samples samples_trained",
-    "B": "bytes_moved",
+    "B": "bytes_moved bytes_down bytes_up",
+    "J": "energy_joules",
     "interval": "diverged_at",
 }
 _ATTRIBUTES = {n: {"units": u} for u, names in _OF_UNIT.items() for n in names.split()}
@@ -39,7 +41,8 @@ _ATTRIBUTES = {n: {"units": u} for u, names in _OF_UNIT.items() for n in names.s
 SCORES = (
     *("best_test_accuracy", "final_test_accuracy", "final_test_loss"),
     *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
-    *("bytes_moved", "final_client_accuracy_mean", "final_client_accuracy_worst"),
+    *("bytes_moved", "bytes_down", "bytes_up", "energy_joules"),
+    *(f"final_client_accuracy_{name}" for name in ("mean", "worst", "std", "gini")),
 )
 _PLAIN = (str, int, float)  # attributes that a file of xarray can have
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
@@ -194,10 +197,15 @@ COLUMNS = {
     "final_test_loss": Column("final loss", cell=_SHORT),
     "final_client_accuracy_mean": Column("mean of clients, %", 100, spread_of_known),
     "final_client_accuracy_worst": Column("worst decile, %", 100, spread_of_known),
+    "final_client_accuracy_std": Column("std of clients, %", 100, spread_of_known),
+    "final_client_accuracy_gini": Column("Gini of clients", cell=_SHORT),
     "mean_regret": Column("mean regret", cell=_SHORT),
     "intervals": Column("intervals", result=False),
     "virtual_time": Column("virtual time, s", result=False),
     "bytes_moved": Column("MB moved", 1e-6, result=False),
+    "bytes_down": Column("MB down", 1e-6, result=False),
+    "bytes_up": Column("MB up", 1e-6, result=False),
+    "energy_joules": Column("kJ", 1e-3, result=False),
     "seconds": Column("s training", cell=_SHORT, result=False),
 }
 

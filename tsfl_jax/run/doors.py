@@ -21,12 +21,8 @@ from tsfl_jax.config import Config, replace
 from tsfl_jax.data import in_memory, targets
 from tsfl_jax.engine import client, devices, evaluation, optimizers, scan
 from tsfl_jax.prepare import backend, trained
-from tsfl_jax.prepare.prepare import (
-    accepted,
-    load_dataset,
-    network_of,
-    prepare_validated,
-)
+from tsfl_jax.prepare.network import network_of
+from tsfl_jax.prepare.prepare import accepted, load_dataset, prepare_validated
 from tsfl_jax.report import writers as reporting
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.run import lanes, runner, shards, sweeps

@@ -16,10 +16,12 @@ from tsfl_jax.prepare.prepare import Prepared, accepted, prepare_validated
 from tsfl_jax.prepare.workload import Workload
 from tsfl_jax.report.gantt import Timeline, figure_of, gantt, window
 from tsfl_jax.run import memory
+from tsfl_jax.run.costs import costs_of
 from tsfl_jax.run.identity import labels_of, values_of
 from tsfl_jax.run.program import chunk_of
 from tsfl_jax.timeline import FRAMEWORKS, deliveries, segments
 from tsfl_jax.timeline.cohort import CHOOSING
+from tsfl_jax.timeline.costs import Costs
 from tsfl_jax.timeline.trace import GIVEN_UP, LOST, Trace
 from tsfl_jax.types import Schedule
 
@@ -43,6 +45,7 @@ class Explanation(NamedTuple):
     work: Work
     timeline: Timeline
     memory: dict[str, int]  # bytes on every device, estimated
+    costs: Costs  # of each client in the whole run
 
     @property
     def schedule(self) -> Schedule:
@@ -82,8 +85,9 @@ def explain(config: Config, **custom: Any) -> Explanation:
 
     Returns:
       `Explanation`, which prints as ``tsfl explain`` does: `schedule` and `trace`
-      (which client delivers what when), `work`, `memory`, `timeline`; ``chart()`` is
-      the timeline as text, ``plot()`` as a figure.
+      (which client delivers what when), `work`, `costs` (bytes, seconds and joules of
+      each client), `memory`, `timeline`; ``chart()`` is the timeline as text,
+      ``plot()`` as a figure.
 
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
@@ -91,12 +95,14 @@ def explain(config: Config, **custom: Any) -> Explanation:
     config, parts = accepted(config, **custom)
     mesh = backend.start_jax(config)
     prepared = prepare_validated(config, parts)
+    times = prepared.workload.schedule
     return Explanation(
         prepared=prepared,
         mesh=mesh,
         work=_work_of(prepared),
         timeline=_timeline(prepared.workload),
         memory=memory.estimate(prepared, mesh.size, _width(prepared, mesh)),
+        costs=costs_of(prepared, deliveries.claimed(times) > 0, times.client),
     )
 
 
@@ -146,6 +152,17 @@ def _range(values: np.ndarray) -> str:
     return f"min {low:,}, mean {middle}, max {high:,}"
 
 
+def _costs_text(costs: Costs) -> str:
+    """Bytes and joules of all clients, and of a client."""
+    total, sent = costs.totals, (costs.bytes_down + costs.bytes_up) / 1e6
+    words = f"{total['bytes_down'] / 1e6:,.4g} MB down, {total['bytes_up'] / 1e6:,.4g} "
+    words += f"MB up; per client in MB: {_range(sent.round(3))}"
+    if "energy_joules" in total:
+        words += f"; {total['energy_joules'] / 1e3:,.4g} kJ, per client in J: "
+        words += _range(costs.joules.round(1))
+    return words
+
+
 def _clients_text(plan: Explanation) -> str:
     """How many clients there are, of cohorts also how many at a time and ever."""
     config, ever = plan.prepared.config, len(plan.work.deliveries)
@@ -180,6 +197,7 @@ def text(plan: Explanation) -> str:
         "deliveries": f"per client: {_range(work.deliveries)}",
         "iterations": f"τ per delivery: mean {tau.mean():.3g}, at most {line.most}; "
         f"per client in all: {_range(work.iterations)}",
+        "costs": _costs_text(plan.costs),
     }
     if lag.any():
         table["staleness"] = f"mean {lag.mean():.3g}, max {lag.max()} updates"

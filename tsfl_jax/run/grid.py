@@ -99,13 +99,18 @@ def parse(texts: Iterable[str], flag: str = "--sweep") -> dict[str, list]:
                 f"{argument}: expected setting=values, each setting once, such as "
                 "seed=0:10"
             )
-        axes[name] = values(listed, kind_of(name, argument), argument)
+        kind = kind_of(name, argument)
+        is_whole = flag == "--set" and kind is str
+        axes[name] = [listed] if is_whole else values(listed, kind, argument)
         check({name: axes[name]}, argument)
     return axes
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse command-line settings, such as ``["lr=0.01"]``, one value each."""
+    """Parse command-line settings, such as ``["lr=0.01"]``, one value each.
+
+    A text may have commas: ``timeline.power=5,1.5,0.2``.
+    """
     axes = parse(texts, "--set")
     for name, listed in axes.items():
         if len(listed) > 1 or name in ("algorithm", "seed"):

@@ -22,15 +22,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
 
 from tsfl_jax import data
 from tsfl_jax.components import section_of
 from tsfl_jax.config import WITHOUT_EFFECT, Config, flat
 from tsfl_jax.prepare import rule_settings
-from tsfl_jax.prepare.network import bytes_per_delivery
 from tsfl_jax.prepare.prepare import Prepared
-from tsfl_jax.uplink import chain
+from tsfl_jax.run import costs
 
 # Of `identity_of`: a folder of another version is refused.
 _VERSION = 4
@@ -57,7 +55,7 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
         "seed": config.seed,
         "fingerprints": prepared.fingerprints,
         "num_parameters": network.size,
-        "bytes_per_delivery": round(float(_bytes_per_delivery(prepared, 1)[0])),
+        "bytes_per_delivery": round(float(costs.traffic_of(prepared, 1).sum())),
     } | custom_values(prepared)
 
 
@@ -87,19 +85,6 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
 def _described(parts: dict[str, Any]) -> dict[str, str]:
     """The digests of the parts that are given."""
     return {name: describe(part) for name, part in parts.items() if part is not None}
-
-
-def _bytes_per_delivery(prepared: Prepared, intervals: int) -> Float[np.ndarray, "T"]:
-    """Bytes of a delivery in each interval, down and up."""
-    sizes = prepared.network.params, prepared.hparams, intervals
-    sent = chain.traffic(prepared.uplinks, *sizes)
-    return (sent.download + sent.upload) / 64 * bytes_per_delivery(1, prepared.rule)
-
-
-def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:
-    """Bytes of all deliveries ``[T, N]``."""
-    per_delivery = _bytes_per_delivery(prepared, len(delivered))
-    return round(float((per_delivery * delivered.sum(axis=1)).sum()))
 
 
 def values_of(prepared: Prepared) -> dict[str, Any]:

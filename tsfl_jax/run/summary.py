@@ -14,7 +14,7 @@ from tsfl_jax.prepare.network import delivers
 from tsfl_jax.prepare.prepare import Prepared
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs
-from tsfl_jax.run.identity import bytes_moved
+from tsfl_jax.run import costs
 from tsfl_jax.types import Array, Params, Schedule
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
@@ -90,9 +90,11 @@ def results_of(prepared: Prepared, history: dict[str, Any]) -> dict[str, Any]:
     """What summary.json and a row of results.csv say of a history by name."""
     scores = scores_of(history)
     delivered = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
+    client = history.get("client", np.arange(delivered.shape[1]))
     return scores | {
         "samples_trained": int(history["samples"].sum(dtype=np.int64)),
-        "bytes_moved": bytes_moved(prepared, delivered),
+        "bytes_moved": costs.bytes_moved(prepared, delivered),
+        **costs.costs_of(prepared, delivered, client).totals,
         "notes": [*prepared.notes, *history_notes(history)],
     }
 
@@ -122,8 +124,8 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
         "final_test_loss": last_measured(history["test_loss"]),
         "diverged_at": int(lost[0]) + 1 if len(lost) else None,
     }
-    for name in ("client_accuracy_mean", "client_accuracy_worst"):
-        if name in history:
+    for name in client_test.SERIES:
+        if name in history and "accuracy" in name:
             scores[f"final_{name}"] = last_measured(history[name])
     for name in ("regret", "gap"):
         if name in history:  # over the measured intervals

@@ -37,7 +37,8 @@ class Crowd(NamedTuple):
     jitter: float = 0.0  # σ of a lognormal factor of mean 1 on every single time
     dropout: float = 0.0  # chance that a delivery is lost, or a client away
     by_size: bool = True  # an iteration takes longer where there are more samples
-    measured: Float[np.ndarray, "3 N"] | None = None  # means of a file; NaN: drawn
+    measured: Float[np.ndarray, "5 N"] | None = None  # means of a file; NaN: drawn
+    transfer_bytes: tuple[float, float] | None = None  # of a download and an upload
     windows: Mapping[int, Float[np.ndarray, "W 2"]] = {}  # others: always online
 
 
@@ -59,9 +60,9 @@ def make_crowd(
       seed: of all draws.
       sizes: distributions of |D_i|, client i's that of i mod G; see `distributions`.
       num_samples: ``[N]`` int ≥ 1, sizes in their place.
-      seconds: distributions of speed, download and upload, see `fleet.means_of`.
+      seconds: distributions of speed, download, …, see `fleet.means_of`.
       speeds_file, availability_file: as in `fleet.draw_fleet`.
-      **fields: jitter, dropout and by_size of `Crowd`.
+      **fields: jitter, dropout, by_size and transfer_bytes of `Crowd`.
 
     Raises:
       UserError: malformed distributions or files.
@@ -104,8 +105,9 @@ def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"
         return distributions.quantiles(texts, group, uniform, flag=flag)
 
     share = crowd.num_samples[ids] / crowd.mean_size if crowd.by_size else 1.0
-    N = crowd.num_clients
-    return fleet.means_of(crowd.seconds, ids, N, draw, share, crowd.measured)
+    N, measured = crowd.num_clients, crowd.measured
+    sent = crowd.transfer_bytes
+    return fleet.means_of(crowd.seconds, ids, N, draw, share, measured, sent)
 
 
 def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:

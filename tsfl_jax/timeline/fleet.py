@@ -24,6 +24,10 @@ Windows = tuple[Float[np.ndarray, "W 2"], ...]
 
 _ALWAYS: tuple[tuple[Ticks, Ticks], ...] = ((0, math.inf),)
 _END = itemgetter(1)  # of a window
+# What is drawn of a client, as in `timeline` of the settings, and its unit.
+UNITS = {"speed": "s", "download": "s", "upload": "s"}
+UNITS |= {"bandwidth_down": "B/s", "bandwidth_up": "B/s"}
+_SLOWEST = 1e-9  # bytes per second
 
 
 class Fleet(NamedTuple):
@@ -42,15 +46,14 @@ def draw_fleet(
     num_clients: int,
     size: Int[np.ndarray, " N"],
     *,
-    speed: tuple[str, ...],
     jitter: float,
-    download: tuple[str, ...],
-    upload: tuple[str, ...],
     dropout: float,
     speeds_file: str,
     availability_file: str,
+    transfer_bytes: tuple[float, float] | None = None,
     draws: int = 1024,
     rng: np.random.Generator,
+    **groups: tuple[str, ...],
 ) -> Fleet:
     """Draw each client's mean times, then every single time around its mean.
 
@@ -62,16 +65,15 @@ def draw_fleet(
     Args:
       num_clients: N ≥ 1.
       size: ``[N]`` int ≥ 1, samples of each client.
-      speed: 1 ≤ G ≤ N distributions, see `distributions`, of a client's mean seconds
-        per iteration at the mean data size, > 0. Real: uniform(0.2,1) is allowed.
       jitter: σ in [0, 10] of a lognormal factor of mean 1 for every single time.
-      download, upload: likewise mean seconds ≥ 0 of a transfer; () is 0.
       dropout: in [0, 1), chance that a delivery is lost.
-      speeds_file: "" or a CSV file client,seconds[,download,upload] with every client
-        once, in place of the draws of means; an empty cell keeps the draw.
+      speeds_file: "" or a CSV file client,seconds[,download,…] of `UNITS` with every
+        client once, in place of the draws of means; an empty cell keeps the draw.
       availability_file: "" or a CSV file client,start,end of online windows
         [start, end) in seconds; clients without a row are always online.
+      transfer_bytes: of a download and an upload; None: not known.
       draws, rng: J ≥ 1, and the generator of all draws.
+      **groups: see `means_of`; speed is at the mean data size.
 
     Raises:
       UserError: times not > 0, malformed distributions or files.
@@ -81,15 +83,15 @@ def draw_fleet(
     N, size = num_clients, np.asarray(size)
     # Always all of them, so that what one draws does not shift the others.
     means_rng, jitter_rng, lost_rng = rng.spawn(3)
-    groups = {"speed": speed, "download": download, "upload": upload}
-    streams = dict(zip(groups, means_rng.spawn(3), strict=True))
+    streams = dict(zip(UNITS, means_rng.spawn(len(UNITS)), strict=True))
 
     def draw(name: str, texts: tuple[str, ...], group: np.ndarray) -> Seconds:
         flag = f"--config.timeline.{name}"
         return distributions.draw(texts, group, streams[name], flag=flag)
 
     measured, share = read_means(speeds_file, N), size / size.mean()
-    means = means_of(groups, np.arange(N), N, draw, share, measured)
+    ids = np.arange(N)
+    means = means_of(groups, ids, N, draw, share, measured, transfer_bytes)
     normal = [s.standard_normal((draws, N)).T for s in jitter_rng.spawn(3)]
     # Lognormal factors of mean 1, exactly 1 without jitter.
     factors = np.exp(jitter * np.array(normal) - jitter**2 / 2)
@@ -230,43 +232,62 @@ def means_of(
     num_clients: int,
     draw: Callable[[str, tuple[str, ...], Int[np.ndarray, "U"]], Seconds],
     share: Float[np.ndarray, "U"] | float,
-    measured: Float[np.ndarray, "3 N"] | None,
+    measured: Float[np.ndarray, "5 N"] | None,
+    transfer_bytes: tuple[float, float] | None,
 ) -> Float[np.ndarray, "3 U"]:
     """Mean seconds of some clients' iterations, downloads and uploads.
 
+    A transfer takes the drawn seconds and its bytes over the client's bandwidth.
+
     Args:
-      groups: distributions of speed, download and upload, each of equal groups of N.
+      groups: 1 ≤ G ≤ N distributions of some of `UNITS`, each of an equal group; see
+        `distributions`, real: uniform(0.2,1) is allowed. None: 0 s, and bandwidth
+        without a limit.
       ids: in [0, N).
       num_clients: N.
       draw: (name, distributions, group of each client) -> means.
       share: |D_i| over its mean, which drawn speeds are times.
-      measured: means in place of drawn ones; NaN: drawn.
+      measured: of each of `UNITS`, means in place of drawn ones; NaN: drawn.
+      transfer_bytes: of a download and an upload; None: not known.
 
     Raises:
-      UserError: more groups than clients, what is no time.
+      UserError: more groups than clients, what is no time, bandwidth without bytes.
     """
-    means = np.empty((3, len(ids)))
-    for k, (name, texts) in enumerate(groups.items()):
+    means = np.empty((len(UNITS), len(ids)))
+    for k, (name, unit) in enumerate(UNITS.items()):
+        texts, is_rate = groups.get(name, ()), unit == "B/s"
         distributions.check_groups(f"timeline.{name}", len(texts), num_clients)
-        texts = texts or ("constant(0)",)
-        mean = draw(name, texts, ids.astype(np.int64) * len(texts) // num_clients)
+        mean = np.full(len(ids), np.inf if is_rate else 0.0)
+        if texts:
+            mean = draw(name, texts, ids.astype(np.int64) * len(texts) // num_clients)
         mean = mean * share if name == "speed" else mean
         if measured is not None:
             mean = np.where(np.isnan(measured[k, ids]), mean, measured[k, ids])
-        is_time = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
-        if not is_time.all():
-            i, least = int(np.argmin(is_time)), "> 0" if name == "speed" else ">= 0"
+        is_valid = mean > 0 if name == "speed" else mean >= _SLOWEST * is_rate
+        is_valid &= is_rate | np.isfinite(mean)
+        if not is_valid.all():
+            i, least = int(np.argmin(is_valid)), "> 0" if name == "speed" else ">= 0"
+            least = f">= {_SLOWEST:g}" if is_rate else least
             raise UserError(
                 f"--config.timeline.{name}={','.join(texts)}: client {ids[i]} gets "
-                f"{mean[i]:g} s, expected a finite number {least}; choose "
+                f"{mean[i]:g} {unit}, expected a finite number {least}; choose "
                 "uniform(low,high) or lognormal(mean,sigma)"
             )
         means[k] = mean
-    return means
+    seconds, bandwidth = means[:3], means[3:]
+    if transfer_bytes is None:
+        if np.isfinite(bandwidth).any():
+            raise UserError(
+                "--config.timeline.bandwidth_down, bandwidth_up: need the bytes of a "
+                "transfer; pass transfer_bytes=(download, upload) to draw_workload"
+            )
+        return seconds
+    seconds[1:] += np.array(transfer_bytes)[:, None] / bandwidth
+    return seconds
 
 
-def read_means(path: str, N: int) -> Float[np.ndarray, "3 N"] | None:
-    """Mean seconds of iterations, downloads and uploads in a file; NaN: not given."""
+def read_means(path: str, N: int) -> Float[np.ndarray, "5 N"] | None:
+    """Means of each of `UNITS` in a file; NaN: not given."""
     if not path:
         return None
     flag, longest = "--config.timeline.speeds", 1e300
@@ -275,6 +296,8 @@ def read_means(path: str, N: int) -> Float[np.ndarray, "3 N"] | None:
         "seconds": CsvColumn(1 / ticks.SECOND, longest),
         "download": CsvColumn(high=longest, optional=True),
         "upload": CsvColumn(high=longest, optional=True),
+        "bandwidth_down": CsvColumn(_SLOWEST, longest, optional=True),
+        "bandwidth_up": CsvColumn(_SLOWEST, longest, optional=True),
     }
     table = read_table(path, columns, key=["client"], flag=flag).set_index("client")
     missing = np.setdiff1d(np.arange(N), table.index)

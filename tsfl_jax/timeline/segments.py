@@ -40,15 +40,26 @@ class Segment(NamedTuple):
     end: float  # seconds, > start
 
 
-def _parts(fleet: ExactFleet, task: Task) -> Iterator[tuple[str, Ticks, Ticks]]:
-    """(kind, start, end), also across time that is spent offline."""
+def parts(
+    fleet: ExactFleet, task: Task, apart: bool = True
+) -> Iterator[tuple[str, Ticks, Ticks]]:
+    """(kind, start, end) of what a client does for a task.
+
+    Also across time that is spent offline, and after the task was given up.
+
+    Args:
+      fleet: its times.
+      task: in seconds.
+      apart: each iteration by itself; else all of them as one.
+    """
     i, k = task.client, task.number % fleet.draws
     times = fleet.of(i)
     start, arrival = ticks.of(task.start), ticks.of(task.arrival)
     now = finish(fleet, i, start, times.download.item(k))
     yield DOWNLOAD, start, now
-    for h in range(task.iterations):
-        work = work_of(fleet, i, task.first + h, 1)
+    count = 1 if apart else task.iterations
+    for h in range(0, task.iterations, count or 1):
+        work = work_of(fleet, i, task.first + h, count)
         end = finish(fleet, i, now, work if h else work - ticks.of(task.spent))
         yield ITERATION, now, end
         now = end
@@ -90,7 +101,7 @@ def segments(
         busy = [
             (a, b, kind, ticks.of(task.until))
             for task in tasks_of.get(i, [])
-            for kind, start, last in _parts(clients, task)
+            for kind, start, last in parts(clients, task)
             for a, b in online_in(
                 clients, i, start, min(last, ticks.of(task.stop), until)
             )

@@ -189,7 +189,7 @@ def cached(
     updates: list[Update] = []
     begun: list[Task] = []  # without those of `pending`
     pending, numbers = dict[int, Task](), _numbers()  # by client: at work, or cached
-    now, idle = 0, 0
+    ended, now, idle = list[Task](), 0, 0
     for number in itertools.count():
         now = cohort.opening(cohorts, now)
         if now > end or idle == cohorts.patience:
@@ -208,7 +208,10 @@ def cached(
             del pending[task.client]
         begun += ended
         trace.add_round(updates, ended, now)
-    begun += pending.values()
+    # In a round that goes on some upload; the others have not been asked to.
+    uploads, inf = {task.client: task for task in ended}, math.inf
+    for i, task in pending.items():
+        begun.append(uploads.get(i, task._replace(arrival=inf, stop=inf)))
     return make_simulation(updates, begun, quota, end)
 
 

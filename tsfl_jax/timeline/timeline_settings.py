@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
+
 from tsfl_jax.components import checker, component, setting
 from tsfl_jax.sections import General
+from tsfl_jax.timeline.power import watts
 from tsfl_jax.types import UserError
 
 
@@ -97,13 +100,29 @@ class FleetConfig:
     )
     download: str = setting("constant(0)", "groups; seconds")
     upload: str = setting("constant(0)", "groups; seconds")
-    speeds: str = setting("", "CSV file, client,seconds[,download,upload], not drawn")
+    bandwidth_down: str = setting(
+        "", "groups; bytes per second, in addition to download; empty: no limit"
+    )
+    bandwidth_up: str = setting("", "groups; likewise, in addition to upload")
+    speeds: str = setting(
+        "",
+        "CSV file, client,seconds[,download,upload,bandwidth_down,bandwidth_up]",
+    )
     availability: str = setting(
         "", "CSV file, client,start,end in seconds; others are always online"
     )
     copula: str = setting(
         "", 'correlations, "seconds rarity 0.8"; of seconds, size, rarity, online'
     )
+    power: str = setting(
+        "", 'groups; watts of compute, transfer, idle, "5,1.5,0.2"', effect=False
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse what are no watts."""
+        del rule
+        if self.power:
+            watts(self.power, config.num_clients, np.arange(0))
 
 
 check = checker(General, ScheduleConfig, TimelineConfig, FleetConfig)

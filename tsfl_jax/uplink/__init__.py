@@ -4,7 +4,7 @@ from typing import Any
 
 from tsfl_jax.components import Part, check_name, component, section_of, setting
 from tsfl_jax.types import parts_of
-from tsfl_jax.uplink import local_layers, quantize, randk, sign, topk
+from tsfl_jax.uplink import clip, local_layers, noise, quantize, randk, sign, topk
 from tsfl_jax.uplink.link import Uplink
 
 UPLINKS: dict[str, Uplink] = {
@@ -14,6 +14,8 @@ UPLINKS: dict[str, Uplink] = {
     "randk": randk.RANDK,
     "quantize": quantize.QUANTIZE,
     "sign": sign.SIGN,
+    "clip": clip.CLIP,
+    "noise": noise.NOISE,
 }
 # Those that `uplink.chain` may name, as rows of a table of components.
 PARTS = {

@@ -1,0 +1,82 @@
+"""Gaussian noise on clipped updates: differential privacy of a client's all data.
+
+    server:  Σ_i ρ_i u_i + N(0, (z S)² I),   S = C max_i Σ_k |ρ_k|
+    client:  u_i + N(0, (z C)² I) of each delivery, before it is weighted
+
+where ‖u_i‖₂ ≤ C by the link `clip`, and Σ_k is over the deliveries k of client i in
+this update. The weights ρ are known before training (τ, |D_i|, who delivers and when
+are public); they do not depend on what a client has learned.
+
+Protected is whether a client's updates were 0 throughout ("zero-out" adjacency: the
+weights of the others stay). "server": against whoever sees all models w^t, not against
+the server; the noise is drawn once per update. "client": against the server, too, each
+delivery by itself. Not protected: losses, accuracies and estimates in the files, and
+the end of a run whose models are all lost. A discarded model counts as 0; its share
+does not go to the others. This is a simulation: no secrets are kept, the generator is
+not a cryptographic one, and floating-point numbers of noise are not a real Gaussian.
+
+McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language
+Models", ICLR 2018; Dwork and Roth, "The Algorithmic Foundations of Differential
+Privacy", 2014. What ε it gives is in `prepare.privacy`.
+"""
+
+from typing import Any
+
+import jax
+from jax.flatten_util import ravel_pytree
+
+from tsfl_jax.components import component, setting
+from tsfl_jax.types import Params, PRNGKey
+from tsfl_jax.uplink.link import LinkInfo, SumInfo, Uplink
+
+
+@component("noise")
+class Noise:
+    """Gaussian noise for differential privacy."""
+
+    multiplier: float = setting(
+        1.0, "z, noise over sensitivity; with noise.epsilon it is found", low=0
+    )
+    where: str = setting(
+        "server",
+        "who adds noise: the server to the sum, or each client to its update",
+        ("server", "client"),
+        static=True,
+    )
+    epsilon: float = setting(
+        0.0, "target ε, from which z is found before training; 0: z is given", low=0
+    )
+    delta: float = setting(1e-5, "δ of (ε, δ)", above=0, below=1)
+
+
+def _noised(params: Params, key: PRNGKey, std: Any) -> Params:
+    vector, to_params = ravel_pytree(params)
+    noise = jax.random.normal(key, vector.shape, vector.dtype)
+    return to_params(vector + (std * noise).astype(vector.dtype))
+
+
+def send(
+    update: Params, state: Any, info: LinkInfo, settings: Noise
+) -> tuple[Params, Any]:
+    """The update with the client's noise."""
+    if settings.where == "server":
+        return update, state
+    std = settings.multiplier * info.bound
+    return {**update, "params": _noised(update["params"], info.key, std)}, state
+
+
+def receive(sums: Params, info: SumInfo, settings: Noise) -> Params:
+    """The sum with the server's noise."""
+    if settings.where == "client":
+        return sums
+    return _noised(sums, info.key, settings.multiplier * info.bound * info.exposure)
+
+
+NOISE = Uplink(
+    send=send,
+    receive=receive,
+    bound=lambda before, state, settings: before,
+    multiplier=lambda settings: settings.multiplier,
+    section=Noise,
+    keeps_shares=True,
+)

@@ -319,9 +319,7 @@ def of_sum(mixed: Mixed, number: int) -> SumInfo:
     return SumInfo(info.key, exposure, count)
 
 
-def advance(
-    interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo
-) -> State:
+def advance(interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo) -> State:
     """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t without a finite model with weight."""
     parts, state, _, hparams, _, inputs = interval
     mixed, diverged = arrived.mixed, state.diverged

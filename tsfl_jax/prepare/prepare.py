@@ -26,6 +26,7 @@ from tsfl_jax.models import precision
 from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.network import Network, curvature_of, make_network
+from tsfl_jax.prepare.privacy import Privacy, account
 from tsfl_jax.prepare.workload import Workload, draw_workload, groups
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
@@ -68,6 +69,7 @@ class Prepared(NamedTuple):
     # Digests of the drawn arrays, to find out whether two runs had the same.
     fingerprints: dict[str, str]
     notes: tuple[str, ...]  # what a user should know before the run
+    privacy: Privacy | None  # of the noise on updates; None: there is none
 
     @property
     def slots(self) -> int:
@@ -279,6 +281,9 @@ def prepare_validated(
     network, start = trained.started(config.model, custom.params, network)
     hparams = hparams_of(config, rule)._replace(lr_total=jnp.float32(len(times.tau)))
     _link_states(uplinks, network, hparams)  # each link checks the network
+    is_custom = custom.sampler is not None
+    parts = config, rule, workload, network.params, hparams, is_custom
+    privacy, hparams = account(*parts)
     split, dataset, tested = _split_of(
         config, loaded, fixed, workload, network, uplinks
     )
@@ -309,6 +314,7 @@ def prepare_validated(
         + splits.small_clients(config.batch_size, workload.num_samples)
         + rule_settings.notes(config, rule, times)
         + (*network.notes, *mapping_notes),
+        privacy=privacy,
     )
 
 

@@ -40,6 +40,7 @@ SCORES = (
     *("best_test_accuracy", "final_test_accuracy", "final_test_loss"),
     *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
     *("bytes_moved", "final_client_accuracy_mean", "final_client_accuracy_worst"),
+    *("epsilon", "delta"),
 )
 _PLAIN = (str, int, float)  # attributes that a file of xarray can have
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
@@ -195,6 +196,7 @@ COLUMNS = {
     "final_client_accuracy_mean": Column("mean of clients, %", 100, spread_of_known),
     "final_client_accuracy_worst": Column("worst decile, %", 100, spread_of_known),
     "mean_regret": Column("mean regret", cell=_SHORT),
+    "epsilon": Column("ε", cell=_SHORT, result=False),
     "intervals": Column("intervals", result=False),
     "virtual_time": Column("virtual time, s", result=False),
     "bytes_moved": Column("MB moved", 1e-6, result=False),

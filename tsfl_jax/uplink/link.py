@@ -75,7 +75,9 @@ class Uplink(NamedTuple):
     bound: Callable[[Any, Any, Any], Any] = lambda before, state, settings: math.inf
     # (states [U, ...] of all clients, info, settings) -> states, once at the server
     adapt: Callable[[Any, SumInfo, Any], Any] = lambda states, info, settings: states
-    multiplier: Callable[[Any], Any] = lambda settings: 0.0  # settings -> z of its noise
+    multiplier: Callable[[Any], Any] = lambda settings: (
+        0.0
+    )  # settings -> z of its noise
     # (bits of the links before, shapes of the variables, settings) -> bits
     bits: Callable[[Traffic, Params, Any], Traffic] = lambda bits, params, _: bits
     section: Any = None  # the component with its settings

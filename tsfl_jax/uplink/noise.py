@@ -1,23 +1,21 @@
-"""Gaussian noise on clipped updates: differential privacy of a client's all data.
+"""Gaussian noise on clipped updates, for differential privacy of a client's all data.
 
     server:  Σ_i ρ_i u_i + N(0, (z S)² I),   S = C max_i Σ_k |ρ_k|
     client:  u_i + N(0, (z C)² I) of each delivery, before it is weighted
 
-where ‖u_i‖₂ ≤ C by the link `clip`, and Σ_k is over the deliveries k of client i in
-this update. The weights ρ are known before training (τ, |D_i|, who delivers and when
-are public); they do not depend on what a client has learned.
+with ‖u_i‖₂ ≤ C by `clip` and Σ_k over the deliveries k of client i in this update. The
+weights are known before training: τ, |D_i|, who delivers and when are public.
 
-Protected is whether a client's updates were 0 throughout ("zero-out" adjacency: the
-weights of the others stay). "server": against whoever sees all models w^t, not against
-the server; the noise is drawn once per update. "client": against the server, too, each
-delivery by itself. Not protected: losses, accuracies and estimates in the files, and
-the end of a run whose models are all lost. A discarded model counts as 0; its share
-does not go to the others. This is a simulation: no secrets are kept, the generator is
-not a cryptographic one, and floating-point numbers of noise are not a real Gaussian.
+Protected is whether a client's updates were all 0 ("zero-out": the weights of the
+others stay; for one client in place of another z counts half). "server" is against all
+who see the models w^t, not against the server. "client" is against the server, too.
+Not protected are losses, accuracies and estimates in files, and the end of a run whose
+models are all lost. A discarded model counts as 0; its share does not go to others.
+This is a simulation: nothing is kept secret, the generator is not a cryptographic one,
+and noise of floating-point numbers is not quite Gaussian.
 
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language
-Models", ICLR 2018; Dwork and Roth, "The Algorithmic Foundations of Differential
-Privacy", 2014. What ε it gives is in `prepare.privacy`.
+Models", ICLR 2018. Which ε that gives is found by `prepare.privacy`.
 """
 
 from typing import Any
@@ -34,14 +32,9 @@ from tsfl_jax.uplink.link import LinkInfo, SumInfo, Uplink
 class Noise:
     """Gaussian noise for differential privacy."""
 
-    multiplier: float = setting(
-        1.0, "z, noise over sensitivity; with noise.epsilon it is found", low=0
-    )
+    multiplier: float = setting(1.0, "z, noise over sensitivity", low=0)
     where: str = setting(
-        "server",
-        "who adds noise: the server to the sum, or each client to its update",
-        ("server", "client"),
-        static=True,
+        "server", "who adds the noise", ("server", "client"), static=True
     )
     epsilon: float = setting(
         0.0, "target ε, from which z is found before training; 0: z is given", low=0
@@ -51,18 +44,18 @@ class Noise:
 
 def _noised(params: Params, key: PRNGKey, std: Any) -> Params:
     vector, to_params = ravel_pytree(params)
-    noise = jax.random.normal(key, vector.shape, vector.dtype)
-    return to_params(vector + (std * noise).astype(vector.dtype))
+    noise = std * jax.random.normal(key, vector.shape, vector.dtype)
+    return to_params(vector + noise.astype(vector.dtype))
 
 
 def send(
     update: Params, state: Any, info: LinkInfo, settings: Noise
 ) -> tuple[Params, Any]:
     """The update with the client's noise."""
-    if settings.where == "server":
-        return update, state
-    std = settings.multiplier * info.bound
-    return {**update, "params": _noised(update["params"], info.key, std)}, state
+    if settings.where == "client":
+        noised = _noised(update["params"], info.key, settings.multiplier * info.bound)
+        update = {**update, "params": noised}
+    return update, state
 
 
 def receive(sums: Params, info: SumInfo, settings: Noise) -> Params:

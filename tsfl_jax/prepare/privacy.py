@@ -32,7 +32,7 @@ from tsfl_jax.timeline import FRAMEWORKS, deliveries
 from tsfl_jax.types import HParams, Params, UserError, parts_of, user_code
 from tsfl_jax.uplink.clip import COUNT_SHARE
 
-_POINTS = 12  # of the curve of ε over intervals
+_POINTS = 200, 12  # of the curve of ε over intervals; the second where it takes long
 _LEAST, _TOLERANCE = 0.2, 1e-3  # of z, searched where cohorts are sampled
 
 
@@ -110,12 +110,17 @@ def account(
     if target:
         z = dp.get_sigma_gaussian(target, delta) * units[last] ** 0.5
         if sampled and z > _LEAST and epsilon(_LEAST, last)[0] > target:
-            excess = lambda z: epsilon(z, last)[0] - target  # noqa: E731
-            bracket = _LEAST, z + _TOLERANCE
-            z = optimize.brentq(excess, *bracket, xtol=_TOLERANCE) + _TOLERANCE
+            z = optimize.root_scalar(
+                lambda z: epsilon(z, last)[0] - target,
+                bracket=(_LEAST, z + _TOLERANCE),
+                xtol=_TOLERANCE,
+            ).root
+            z += _TOLERANCE
         z *= 1 + 1e-6  # float32
     z, curve = float(np.float32(z)), np.full(last + 1, np.nan)
-    for t in np.unique(np.linspace(0, last, _POINTS).astype(int)).tolist():
+    for t in np.unique(
+        np.linspace(0, last, _POINTS[bool(sampled)]).astype(int)
+    ).tolist():
         curve[t], method = epsilon(z, t)
     noise = changed(hparams.settings["noise"], multiplier=np.float32(z))
     hparams = hparams._replace(settings={**hparams.settings, "noise": noise})

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import tsfl_jax
 from tests import examples
 from tsfl_jax import cli
 from tsfl_jax.config import SETTINGS
@@ -30,7 +31,8 @@ def blocks(page, *languages):
     return [block for language, block in found if language in languages]
 
 
-SLOW = {("tune.md", 0), ("compression.md", 0)}  # train twelve runs and more
+# Train twelve runs and more.
+SLOW = {(f"{name}.md", 0) for name in ("tune", "compression", "privacy")}
 
 
 def marks(page, number):
@@ -93,11 +95,24 @@ def check_costs(variables, out):
     assert all(n in examples.text("howto/costs.md") for n in ("58,560", "7,686", "458"))
 
 
+def check_privacy(variables, out):
+    """The numbers of the page's table, and ε as the library has it."""
+    text = examples.text("howto/privacy.md")
+    *rows, epsilon = out.splitlines()
+    accuracies = [line.split(": ")[1] for line in rows]
+    assert f"| final accuracy | {' | '.join(accuracies)} |" in text
+    assert [line.split(":")[0] for line in rows] == ["inf", "8", "3", "1"]
+    explained = tsfl_jax.explain(variables["config"]).prepared.privacy
+    assert explained.epsilon[-1] == pytest.approx(float(epsilon), rel=1e-6)
+    assert pathlib.Path("privacy.png").stat().st_size > 10_000
+
+
 CHECKS = {
     "follow.md": check_follow,
     "tune.md": check_tune,
     "compression.md": check_compression,
     "costs.md": check_costs,
+    "privacy.md": check_privacy,
 }
 
 
@@ -140,6 +155,16 @@ def test_flags_of_command_lines_exist(line, monkeypatch):
     monkeypatch.setattr(sys, "argv", [module, *texts, "--no-such-flag"])
     said = refused(lambda: runpy.run_module(module, run_name="__main__"))
     assert re.search("unrecognized arguments: --no-such-flag(;|\n)", said), said
+
+
+def test_epsilon_of_the_tutorial_is_reproduced():
+    """TensorFlow Federated's is 2."""
+    pytest.importorskip("dp_accounting")
+    line = next(b for b in blocks("privacy.md", "") if "3383" in b)
+    _, config = cli.parse("tsfl explain", shlex.split(line)[2:])
+    text = " ".join(repr(tsfl_jax.explain(config)).split())
+    assert "ε = 1.986, δ = 1e-05; z = 1.2; 100 secret cohorts drawn by poisson" in text
+    assert "| ε at δ = 10⁻⁵ | 2 | 1.986 |" in examples.text("howto/privacy.md")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -36,7 +36,7 @@ from tsfl_jax.sections import (
     SeedsConfig,
     StopConfig,
 )
-from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
+from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, VARYING, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
 from tsfl_jax.types import UserError, nearest
@@ -57,7 +57,7 @@ TABLES: dict[str, Mapping[str, Any]] = {
     "schedule.kind": SCHEDULES,
     "timeline.framework": {"none": timeline.NONE} | timeline.FRAMEWORKS,
     "model.name": MODELS,
-    "cohort.sampler": SAMPLERS | CHOOSING,
+    "cohort.sampler": SAMPLERS | CHOOSING | VARYING,
 }
 # Likewise, of a setting that lists names.
 LISTS: dict[str, Mapping[str, Any]] = {"uplink.chain": PARTS}

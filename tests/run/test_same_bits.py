@@ -85,6 +85,17 @@ KINDS = {
         "timeline__buffer": 3,
         "timeline__speed": "constant(1);constant(1.3);constant(0.3);constant(1)",
     },
+    # Twice in a buffer, an adaptive norm, and noise of the sum and of the count.
+    "noise": {
+        "algorithm": "fedbuff",
+        "timeline__framework": "fedbuff",
+        "timeline__buffer": 3,
+        "timeline__speed": "constant(1);constant(1.3);constant(0.3);constant(1)",
+        "uplink__chain": "clip,noise",
+        "clip__norm": 0.3,
+        "clip__quantile": 0.5,
+        "noise__multiplier": 0.2,
+    },
     # Each seed holds out other samples.
     "online": {
         "algorithm": "fedavg",
@@ -96,6 +107,8 @@ KINDS = {
 
 
 def config_of(kind, **changes):
+    if kind == "noise":
+        pytest.importorskip("dp_accounting")
     return small(**KINDS[kind] | changes)
 
 

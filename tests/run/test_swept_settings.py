@@ -5,6 +5,7 @@ a setting from the first of its runs would give the others that value.
 """
 
 import hashlib
+import importlib.util
 import itertools
 import pathlib
 from typing import Any
@@ -43,6 +44,8 @@ FILES = {"data.dir", "data.file", "data.download", "data.columns", "data.tokens"
 FILES |= {"data.length", "data.vocabulary", "model.params"}
 OTHERS = {"stop.at", "stop.patience"}  # refused in every sweep
 OTHERS |= {"model.name", "model.norm"}  # of large networks
+if importlib.util.find_spec("dp_accounting") is None:
+    OTHERS |= {name for name in SETTINGS if name.startswith("noise.")}
 SWEPT = [
     name
     for name, (_, known) in SETTINGS.items()
@@ -80,7 +83,10 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "dms.coupling_late": {"algorithm": "dms", "dms.late": 1},
     "data.shape": {"data.name": "synthetic", "data.num_classes": 3},
 }
+COMPANIONS["clip.rate"] = {"uplink.chain": "clip", "clip.quantile": 0.5}
 for name in SETTINGS:
+    if name.startswith("noise."):
+        COMPANIONS[name] = {"uplink.chain": "clip,noise"}
     if name.partition(".")[0] in ("oracle", "dms_adaptive"):
         COMPANIONS[name] = {"algorithm": name.partition(".")[0], "data.validation": 30}
 COMPANIONS |= dict.fromkeys(

@@ -93,17 +93,22 @@ def test_round_robin_asks_each_once_before_any_twice(N, K):
     assert N == K or len(set(cycles)) > 1
 
 
-@pytest.mark.parametrize("name", ["uniform", "by_size", "round_robin"])
+@pytest.mark.parametrize("name", ["uniform", "by_size", "round_robin", "poisson"])
 def test_inclusion_is_how_often_a_client_is_asked(name):
     cohorts, T = make(7, 3, name, sizes=("uniform(1,9)",)), 2000
     drawn = [draw_cohort(cohorts, t) for t in range(T)]
     count = np.bincount(np.concatenate(drawn), minlength=7)
     client = np.arange(7)[None]
     chance = cohort.inclusion(cohorts, client, True)
-    assert np.allclose(chance, 3 / 7) == (name == "uniform")
+    assert np.allclose(chance, 3 / 7) == (name in ("uniform", "poisson"))
     # Within 5 standard deviations, which are at most those of independent draws.
     assert (np.abs(count / T - chance) < 5 * np.sqrt(chance / T)).all()
     assert np.isnan(cohort.inclusion(cohorts, client, False)).all()
+    # Of each by itself: a binomial size.
+    if name == "poisson":
+        sizes = np.bincount([len(ids) for ids in drawn], minlength=8)
+        expected = T * stats.binom.pmf(np.arange(8), 7, 3 / 7)
+        assert stats.chisquare(sizes, expected).pvalue > 1e-3
     # With replacement.
     assert any(len(set(ids)) < len(ids) for ids in drawn) == (name == "by_size")
 

@@ -34,7 +34,7 @@ from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
 from tsfl_jax.rules.base import Aggregator, ClientOutputs, Received, RoundInfo, Weights
 from tsfl_jax.types import Array, ClientGradients, Constants, Params, PRNGKey
 from tsfl_jax.uplink import chain
-from tsfl_jax.uplink.link import LinkInfo
+from tsfl_jax.uplink.link import LinkInfo, SumInfo
 
 
 def run_interval(interval: Interval) -> tuple[State, History]:
@@ -62,9 +62,10 @@ def run_interval(interval: Interval) -> tuple[State, History]:
     train = client_training(interval, streams[0])
     arrived = train_and_combine(interval, train, on_device, clients, weights, received)
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
-    new = advance(interval, arrived, tally)
+    sums = of_sum(arrived.mixed, len(problem.client))
+    new = advance(interval, arrived, tally, sums)
     states = kept_states(parts.spec, state.uplinks, arrived.results, on_device, clients)
-    new = new._replace(uplinks=states)
+    new = new._replace(uplinks=chain.adapt(parts.uplinks, states, sums, hparams))
     return new, record(new, evaluate_if_due(interval, new), tally, arrived, estimates)
 
 
@@ -322,13 +323,22 @@ def _regret_of(
     return from_updates.regret_of(at, present, not delta, hparams)
 
 
-def advance(interval: Interval, arrived: Arrived, tally: Tally) -> State:
+def of_sum(mixed: Mixed, number: int) -> SumInfo:
+    """What links may see of the sum, with U clients; the key is the rule's."""
+    info, zeros = mixed.received.info, jnp.zeros(number)
+    exposure = zeros.at[info.places].add(jnp.abs(mixed.weights.rho)).max()
+    count = zeros.at[info.places].max((info.tau > 0).astype(zeros.dtype)).sum()
+    return SumInfo(info.key, exposure, count)
+
+
+def advance(interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo) -> State:
     """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t without a finite model with weight."""
     parts, state, _, hparams, _, inputs = interval
     mixed, diverged = arrived.mixed, state.diverged
     if not parts.rule.mixing.combine:
-        key = mixed.received.info.key
-        update = chain.receive(parts.uplinks, mixed.update, key, hparams)
+        update = chain.receive(
+            parts.uplinks, mixed.update, state.uplinks, sums, hparams
+        )
         mixed = mixed._replace(update=update)
     in_step = not parts.spec.snapshots
     if in_step:  # else other clients are still at work on good models

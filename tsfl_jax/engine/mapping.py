@@ -361,7 +361,7 @@ def _summed(
         total, results = _in_turn(train, on_device, template, states, total)
     else:
         total, results = _side_by_side(train, on_device, spec, total)
-    return _renormalized(total, results.finite, on_device, template, spec.axis), results
+    return _renormalized(total, results.finite, on_device, template, spec), results
 
 
 def weighted_stack(
@@ -385,10 +385,10 @@ def _renormalized(
     finite: Bool[Array, "K"],
     on_device: DeviceClients,
     template: Params,
-    axis: str | None,
+    spec: ProgramSpec,
 ) -> Weighted:
     """Sum over all devices, renormalized where clients' models were discarded."""
-    rho, shares = on_device.rho, on_device.shares
+    rho, shares, axis = on_device.rho, on_device.shares, spec.axis
     kept, total_rho, part, whole, positive = exact_sums.scalars(
         axis,
         jnp.where(finite, rho, 0.0),
@@ -401,6 +401,8 @@ def _renormalized(
     discarded = devices.total(jnp.sum(~finite & _counts(rho, shares)), axis)
     rescale = (discarded > 0) & (part > 0)
     scale = jnp.where(rescale, whole / jnp.where(part > 0, part, 1.0), 1.0)
+    if not spec.renormalizes:
+        kept, scale = total_rho, jnp.float32(1.0)
     params, collections = trees.parted(template)
     sums = exact_sums.value(exact_sums.over_devices(total, axis))
     number = sum(w.size for w in jax.tree.leaves(params))

@@ -51,6 +51,8 @@ class ProgramSpec:
     frozen: tuple[str, ...] = ()  # parts of the paths of parameters that do not train
     snapshots: int = 0  # P, earlier models that clients start from; 0: all from w^t
     waves: int = 1  # most deliveries of a client in an update, if links have a state
+    # Whether the share of a discarded model goes to the others.
+    renormalizes: bool = True
     axis: str | None = None  # of the devices that share the clients; `scan.make_run`
 
     @property

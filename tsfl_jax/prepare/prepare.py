@@ -25,6 +25,7 @@ from tsfl_jax.engine.program_spec import Hooks
 from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.network import Network, curvature_of, network_of, traffic_of
+from tsfl_jax.prepare.privacy import Privacy, account
 from tsfl_jax.prepare.workload import Workload, draw_workload, groups
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
@@ -67,6 +68,7 @@ class Prepared(NamedTuple):
     # Digests of the drawn arrays, to find out whether two runs had the same.
     fingerprints: dict[str, str]
     notes: tuple[str, ...]  # what a user should know before the run
+    privacy: Privacy | None  # of the noise on updates; None: there is none
 
     @property
     def slots(self) -> int:
@@ -274,9 +276,15 @@ def prepare_validated(
     network = network_of(config, loaded, custom, traced)
     network, start = trained.started(config.model, custom.params, network)
     hparams = hparams_of(config, rule)
-    workload = _drawn(config, custom, fixed, (uplinks, rule, network, hparams))
+    _link_states(uplinks, network, hparams)  # each link checks the network
+    workload = _drawn(config, custom, fixed, uplinks, rule, network, hparams)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
+    hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
+    is_custom = custom.sampler is not None
+    privacy, hparams = account(
+        config, rule, workload, network.params, hparams, is_custom
+    )
     split, dataset, tested = _split_of(
         config, loaded, fixed, workload, network, uplinks
     )
@@ -294,7 +302,7 @@ def prepare_validated(
         optimizer=optimizers.as_factory(custom.optimizer),
         hooks=custom_hooks.checked(custom, dataset, config.batch_size),
         uplinks=uplinks,
-        hparams=hparams._replace(lr_total=jnp.float32(len(times.tau))),
+        hparams=hparams,
         mapping=mapping,
         held_out=fixed.held_out,
         tested=tested,
@@ -307,15 +315,20 @@ def prepare_validated(
         + splits.small_clients(config.batch_size, workload.num_samples)
         + rule_settings.notes(config, rule, times)
         + (*network.notes, *mapping_notes),
+        privacy=privacy,
     )
 
 
 def _drawn(
-    config: Config, custom: Custom, fixed: splits.FixedSamples, sender: tuple
+    config: Config,
+    custom: Custom,
+    fixed: splits.FixedSamples,
+    uplinks: Chain,
+    rule: Aggregator,
+    network: Network,
+    hparams: HParams,
 ) -> Workload:
     """The workload, where a transfer has its mean bytes over the intervals."""
-    uplinks, rule, network, hparams = sender
-    _link_states(uplinks, network, hparams)  # each link checks the network
     traffic = traffic_of(uplinks, rule, network.params, hparams, config.num_intervals)
     sent = traffic.mean(axis=1).tolist()
     drawn = fixed.num_samples, custom.sampler, fixed.scores, (sent[0], sent[1])

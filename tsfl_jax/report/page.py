@@ -33,6 +33,7 @@ _FIGURES = (  # columns of the curves, and names of the axes
     ("interval", "client_accuracy_worst", bands.INTERVAL, "worst decile in %"),
     ("interval", "test_loss", bands.INTERVAL, "test loss"),
     ("interval", "train_loss", bands.INTERVAL, "training loss"),
+    ("interval", "spent_epsilon", bands.INTERVAL, "ε so far"),
 )
 
 

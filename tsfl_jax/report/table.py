@@ -43,6 +43,7 @@ SCORES = (
     *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
     *("bytes_moved", "bytes_down", "bytes_up", "energy_joules"),
     *(f"final_client_accuracy_{name}" for name in ("mean", "worst", "std", "gini")),
+    *("epsilon", "delta"),
 )
 _PLAIN = (str, int, float)  # attributes that a file of xarray can have
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
@@ -200,6 +201,7 @@ COLUMNS = {
     "final_client_accuracy_std": Column("std of clients, %", 100, spread_of_known),
     "final_client_accuracy_gini": Column("Gini of clients", cell=_SHORT),
     "mean_regret": Column("mean regret", cell=_SHORT),
+    "epsilon": Column("ε", cell=_SHORT, result=False),
     "intervals": Column("intervals", result=False),
     "virtual_time": Column("virtual time, s", result=False),
     "bytes_moved": Column("MB moved", 1e-6, result=False),

@@ -206,6 +206,9 @@ def text(plan: Explanation) -> str:
         table["clients' time"] = ", ".join(shares)
         if lost := sum(task.fate in (LOST, GIVEN_UP) for task in line.tasks):
             table["lost"] = f"{lost:,} of {len(line.tasks):,} tasks lost or given up"
+    if privacy := plan.prepared.privacy:
+        pair = f"ε = {privacy.epsilon[-1]:.4g}, δ = {privacy.delta:g}"
+        table["privacy"] = f"{pair}; z = {privacy.multiplier:.4g}; {privacy.method}"
     width, platform = _width(plan.prepared, plan.mesh), plan.mesh.devices.flat[0]
     side = "one after another" if width == 1 else f"{width} side by side"
     total, size_text = sum(plan.memory.values()), memory.size_text

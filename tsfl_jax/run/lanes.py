@@ -129,7 +129,8 @@ def make_arrays(
             scalars = initial_estimates.fill(
                 p, group.samples, params, keys[i][1], group.num_columns
             )
-        settings = settings_arrays(p.config, kinds)
+        # Those of a run may be found before training, see `prepare.privacy`.
+        settings = settings_arrays(p.config, kinds) | dict(p.hparams.settings)
         rule = np.int32(rules.index(p.rule))
         hparams.append(scalars._replace(rule=rule, settings=settings))
     return programs.Arrays(

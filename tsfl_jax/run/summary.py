@@ -23,7 +23,8 @@ _COLUMNS += ("weight_entropy", "smoothness", "grad_sq_norm", "grad_variance")
 _COLUMNS += ("grad_square", "coupling", "num_discarded")
 _OF_SLOTS = ("tau", "size", "client", "reported")  # arrays of a `Schedule`
 # And those that only some runs measure.
-_MEASURED = ("validation_loss", "regret", "gap", *client_test.SERIES)
+_MEASURED = ("validation_loss", "regret", "gap", "spent_epsilon")
+_MEASURED += client_test.SERIES
 
 
 def work_of(prepared: Prepared, history: scan.History) -> Schedule:
@@ -47,6 +48,8 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
         "tau": work.tau,
         "virtual_time": prepared.workload.schedule.seconds[: len(history.rho)],
     }
+    if prepared.privacy:
+        fields["spent_epsilon"] = prepared.privacy.epsilon[: len(history.rho)]
     return fields if work.in_order else fields | {"client": work.client}
 
 
@@ -54,6 +57,7 @@ def measured(prepared: Prepared) -> tuple[str, ...]:
     """Names in the history of what not every run measures."""
     names = tuple(prepared.custom.metrics)
     names += structures.REGRET if prepared.config.measure_regret else ()
+    names += ("spent_epsilon",) if prepared.privacy else ()
     return names + (client_test.SERIES if prepared.tested else ())
 
 
@@ -91,6 +95,8 @@ def results_of(prepared: Prepared, history: dict[str, Any]) -> dict[str, Any]:
     scores = scores_of(history)
     delivered = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
     client = history.get("client", np.arange(delivered.shape[1]))
+    if privacy := prepared.privacy:
+        scores |= {"epsilon": privacy.epsilon[-1], "delta": privacy.delta}
     return scores | {
         "samples_trained": int(history["samples"].sum(dtype=np.int64)),
         "bytes_moved": costs.bytes_moved(prepared, delivered),

@@ -100,6 +100,12 @@ def _order(seed: int, tier: int, cycle: int, n: int) -> Ids:
     return rng.generator(seed, "cohort", tier, cycle, 0).permutation(n)
 
 
+def poisson(draw: Draw) -> Ids:
+    """Each candidate by itself, with chance K/n."""
+    number = draw.rng.binomial(draw.candidates, draw.size / draw.candidates)
+    return draw.rng.choice(draw.candidates, number, replace=False)
+
+
 SAMPLERS = {
     "uniform": Sampler(
         uniform,
@@ -129,6 +135,8 @@ CHOOSING = {
         uniform, reads=("cohort.candidates", "cohort.preferred", "cohort.penalty")
     ),
 }
+# Cohorts whose size varies: only where there is no clock.
+VARYING = {"poisson": Sampler(poisson, SAMPLERS["uniform"].chance)}
 WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
 SKEWS = ("noise", "rotation", "label_noise")
 _ASKED = "size", ()  # what is read only where some are asked
@@ -140,7 +148,10 @@ class CohortConfig:
 
     size: int = setting(0, "K, clients asked at a time; 0: all", low=0)
     sampler: str = setting(
-        "uniform", "how they are drawn", (*SAMPLERS, *CHOOSING), used_by=_ASKED
+        "uniform",
+        "how they are drawn",
+        (*SAMPLERS, *CHOOSING, *VARYING),
+        used_by=_ASKED,
     )
     candidates: int = setting(
         0, "d, of whom K are chosen while training; 0: all clients", low=0
@@ -176,6 +187,9 @@ class CohortConfig:
         """Members of a cohort, or candidates; N where all are asked."""
         if self.choice is not None:
             return self.candidates or num_clients
+        if self.size and self.sampler in VARYING:
+            # Of a mean K; 1 of 3·10⁶ is larger, see `all_asked`.
+            return min(num_clients, self.size + math.ceil(5 * self.size**0.5))
         return self.size or num_clients
 
     def check(self, config: Any, rule: Any) -> None:
@@ -183,10 +197,13 @@ class CohortConfig:
         del rule
         framework, kind = config.timeline.framework, config.schedule.kind
         chooses = self.choice is not None and f"{self.sampler} chooses while training"
+        varies = self.sampler in VARYING and f"the size of {self.sampler} varies"
         no_clock = framework == "none" and "without a framework is no clock"
         for_all = "it is drawn for all clients"
         for path, is_in_conflict, reason in (
             ("timeline.framework", framework != "none", chooses),
+            ("timeline.framework", framework != "none", varies),
+            ("cohort.ask", self.ask, varies),
             ("cohort.weighting", self.weighting != "ratio", chooses),
             ("schedule.upload_above", config.schedule.upload_above, chooses),
             ("cohort.sampler", self.sampler in ("online", "tifl"), no_clock),
@@ -272,7 +289,7 @@ def make_cohorts(
                 f"--config.cohort.{name}={value}: expected {low} to "
                 f"--config.num_clients={N}"
             )
-    sampler = (SAMPLERS | CHOOSING)[settings.sampler]
+    sampler = (SAMPLERS | CHOOSING | VARYING)[settings.sampler]
     if custom is not None:
         if settings.choice is not None:
             raise UserError(
@@ -290,7 +307,7 @@ def make_cohorts(
         crowds.exact_of(crowd),
         crowd,
         slots,
-        settings.ask or slots,
+        settings.size if settings.sampler in VARYING else settings.ask or slots,
         sampler,
         crowd.seed,
         Online(np.unique(client), client, start, end),
@@ -414,10 +431,10 @@ def all_asked(
     cohorts: Cohorts, num_intervals: int
 ) -> tuple[Int[np.ndarray, "T K"], Bool[np.ndarray, "T K"]]:
     """Who is asked in each interval without a clock, and which slots have someone."""
-    shape = num_intervals, cohorts.size
+    drawn = [draw_cohort(cohorts, t) for t in range(num_intervals)]
+    shape = num_intervals, max(cohorts.size, *map(len, drawn))
     client, is_asked = np.zeros(shape, np.int32), np.zeros(shape, bool)
-    for t in range(num_intervals):
-        ids = draw_cohort(cohorts, t)
+    for t, ids in enumerate(drawn):
         client[t, : len(ids)], is_asked[t, : len(ids)] = ids, True
     return np.where(is_asked, client, client[is_asked].min(initial=0)), is_asked
 

@@ -5,8 +5,10 @@ from typing import Any
 from tsfl_jax.components import Part, check_name, component, section_of, setting
 from tsfl_jax.types import UserError, parts_of
 from tsfl_jax.uplink import (
+    clip,
     local_layers,
     model_download,
+    noise,
     quantize,
     randk,
     sign,
@@ -22,6 +24,8 @@ UPLINKS: dict[str, Uplink] = {
     "quantize": quantize.QUANTIZE,
     "sign": sign.SIGN,
     "model_download": model_download.MODEL_DOWNLOAD,
+    "clip": clip.CLIP,
+    "noise": noise.NOISE,
 }
 # Those that `uplink.chain` may name, as rows of a table of components.
 PARTS = {

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from tsfl_jax import rng
-from tsfl_jax.types import Array, HParams, Params, PRNGKey
-from tsfl_jax.uplink.link import LinkInfo, Traffic, Uplink
+from tsfl_jax import rng, trees
+from tsfl_jax.types import Array, HParams, Params
+from tsfl_jax.uplink.link import LinkInfo, SumInfo, Traffic, Uplink
 
 Chain = tuple[Uplink, ...]
 
@@ -62,8 +62,9 @@ def send(
     new_states = []
     for number, (link, state) in enumerate(zip(chain, states, strict=True)):
         key = jax.random.fold_in(info.key, number)
-        one = info._replace(key=key)
-        update, state = link.send(update, state, one, _settings(link, hparams))
+        settings, one = _settings(link, hparams), info._replace(key=key)
+        info = info._replace(bound=link.bound(info.bound, state, settings))
+        update, state = link.send(update, state, one, settings)
         new_states.append(state)
     moved = jax.tree.map(
         lambda u, w: jnp.zeros_like(w) if u is None else u,
@@ -74,12 +75,38 @@ def send(
     return {**update, "params": moved}, tuple(new_states)
 
 
-def receive(chain: Chain, total: Params, key: PRNGKey, hparams: HParams) -> Params:
-    """What the server makes of the weighted sum of the updates."""
-    for number, link in enumerate(chain):
-        key_of_link = jax.random.fold_in(rng.fold(key, "uplink"), number)
-        total = link.receive(total, key_of_link, _settings(link, hparams))
+def receive(
+    chain: Chain, total: Params, states: tuple, info: SumInfo, hparams: HParams
+) -> Params:
+    """What the server makes of the weighted sum of the updates.
+
+    Args:
+      chain: the links.
+      total: Σ ρ_i u_i of the parameters.
+      states: of all clients ``[U, ...]``, before this update.
+      info: of the sum, with the key of the rule.
+      hparams: with the settings of the links.
+    """
+    key = rng.fold(info.key, "uplink")
+    for number, (link, state) in enumerate(zip(chain, states, strict=True)):
+        settings = _settings(link, hparams)
+        one = info._replace(key=jax.random.fold_in(key, number))
+        bound = link.bound(info.bound, trees.take(state, 0), settings)
+        info = info._replace(bound=bound)
+        total = link.receive(total, one, settings)
     return total
+
+
+def adapt(chain: Chain, states: tuple, info: SumInfo, hparams: HParams) -> tuple:
+    """The links' states ``[U, ...]`` for the next update; arguments as `receive`."""
+    key = rng.fold(info.key, "uplink")
+    pairs = [(link, _settings(link, hparams)) for link in chain]
+    z = sum(link.multiplier(settings) for link, settings in pairs)
+    new_states = []
+    for number, ((link, settings), state) in enumerate(zip(pairs, states, strict=True)):
+        one = info._replace(key=jax.random.fold_in(key, number), multiplier=z)
+        new_states.append(link.adapt(state, one, settings))
+    return tuple(new_states)
 
 
 def traffic(

@@ -6,6 +6,7 @@ client starts from, what it sends, and the weighted sum of all at the server. Ea
 is pure functions of ONE client; the engine maps them. The table of all is in `uplink`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,19 @@ class LinkInfo(NamedTuple):
     interval: Int[Array, ""]  # t
     version: Params  # the variables that the update is measured against
     model: Params  # the client's variables after training
+    # ‖update‖₂ of the parameters is at most that after the links before; inf: unknown.
+    bound: Float[Array, ""] | float = math.inf
+
+
+class SumInfo(NamedTuple):
+    """What a link may see of the weighted sum of an update."""
+
+    key: PRNGKey  # of this update, and of this link
+    # max_i Σ_k |ρ_k| over the deliveries k of client i in this update.
+    exposure: Float[Array, ""]
+    count: Int[Array, ""]  # clients that deliver
+    bound: Float[Array, ""] | float = math.inf  # as in `LinkInfo`
+    multiplier: Float[Array, ""] | float = 0.0  # z of the chain's noise; 0: none
 
 
 class Traffic(NamedTuple):
@@ -62,9 +76,18 @@ class Uplink(NamedTuple):
     send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = (
         lambda update, state, info, settings: (update, state)
     )
-    # (Σ ρ_i u_i of the parameters, key, settings) -> the sum, once at the server; a
+    # (Σ ρ_i u_i of the parameters, info, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
-    receive: Callable[[Params, PRNGKey, Any], Params] = lambda sums, key, settings: sums
+    receive: Callable[[Params, SumInfo, Any], Params] = lambda sums, info, settings: (
+        sums
+    )
+    # (bound before, the state of any client, settings) -> `bound` after this link
+    bound: Callable[[Any, Any, Any], Any] = lambda before, state, settings: math.inf
+    # (states [U, ...] of all clients, info, settings) -> states, once at the server
+    adapt: Callable[[Any, SumInfo, Any], Any] = lambda states, info, settings: states
+    multiplier: Callable[[Any], Any] = lambda settings: (
+        0.0
+    )  # settings -> z of its noise
     # (traffic after the links before, shapes of the variables, settings) -> traffic
     bits: Callable[[Traffic, Params, Any], Traffic] = lambda traffic, params, _: traffic
     section: Any = None  # the component with its settings
@@ -74,3 +97,5 @@ class Uplink(NamedTuple):
     keeps_variables: bool = False
     # Whether these are never sent, so that a client's model is tested, not the global.
     is_personal: bool = False
+    # Whether the share of a discarded model must not go to the others.
+    keeps_shares: bool = False

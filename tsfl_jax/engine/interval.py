@@ -152,6 +152,8 @@ def client_training(interval: Interval, key: PRNGKey) -> Callable[..., mapping.T
         )
         version = variables if is_own_start else state.params
         info = LinkInfo(rng.fold(start.key, "uplink"), number, version, model)
+        if problem.attacker is not None:
+            info = info._replace(is_attacker=problem.attacker[client.place])
         update, states = chain.send(parts.uplinks, states, info, hparams)
         return mapping.Trained(update, result._replace(uplinks=states))
 
@@ -203,11 +205,16 @@ def train_and_combine(
     become a mean of the clients' own, `mean_values`.
     """
     spec, state = interval.parts.spec, interval.state
-    if interval.parts.rule.stacks or spec.regret or spec.waves > 1:
+    colludes = chain.colludes(interval.parts.uplinks)
+    if interval.parts.rule.stacks or spec.regret or spec.waves > 1 or colludes:
         updates, results = stacked_updates(
             train, state.uplinks, on_device, clients, spec
         )
         stack = mapping.gathered(updates, results, on_device, received, spec.axis)
+        if colludes:
+            stack = colluded(interval, stack, clients)
+            last = clients.tau.shape[0] - 1  # whatever it is of an empty entry
+            updates = trees.take(stack.updates, jnp.minimum(on_device.place, last))
         if interval.parts.rule.stacks:
             mixed = _of_stack(interval, stack, weights)
         else:
@@ -275,6 +282,19 @@ def stacked_updates(
         entry: Array = jnp.where(in_wave, jnp.arange(len(in_wave)), len(in_wave))
         stacked = trees.put(stacked or trained, entry, trained)
     return stacked
+
+
+def colluded(
+    interval: Interval, stack: mapping.Stack, clients: local.Client
+) -> mapping.Stack:
+    """The updates as attackers send them that know all of them."""
+    parts, attacker = interval.parts, interval.problem.attacker
+    assert attacker is not None, "the links ask for it"
+    present, is_attacker = stack.received.present, attacker[clients.place]
+    updates = chain.collude(
+        parts.uplinks, stack.updates, present, is_attacker, interval.hparams
+    )
+    return stack._replace(updates=updates)
 
 
 def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mixed:

@@ -16,6 +16,7 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.prepare import weighting
 from tsfl_jax.rules import SECTIONS
 from tsfl_jax.timeline import (
+    attackers,
     cohort,
     copula,
     crowd,
@@ -43,6 +44,7 @@ class Workload(NamedTuple):
     # The most samples that each client ever has; on a timeline also of clients that
     # never deliver, since the split must not depend on framework and horizon.
     num_samples: Int[np.ndarray, "N"] = np.zeros(0, np.int32)
+    attackers: Bool[np.ndarray, "U"] = np.zeros(0, bool)  # of `drawn`
     # Ids of those on the device, sorted: all, of cohorts those that ever work.
     drawn: Int[np.ndarray, "U"] = np.zeros(0, np.int32)
 
@@ -67,6 +69,8 @@ class Plan(NamedTuple):
     cohort: cohort.CohortConfig
     seed: int  # of the fleet
     counts_all_work: bool  # whether the settings of some rule ask for K of all work
+    attack: attackers.AttackConfig
+    is_attacker: Bool[np.ndarray, "N"]
 
     @property
     def by_cases(self) -> bool:
@@ -82,6 +86,7 @@ class Plan(NamedTuple):
 def plan_of(config: Config) -> Plan:
     """What of a config decides who works when."""
     rules = (getattr(config, section) for section in SECTIONS)
+    seed = seeds_of(config).fleet
     return Plan(
         config.num_intervals,
         config.num_clients,
@@ -89,8 +94,10 @@ def plan_of(config: Config) -> Plan:
         config.schedule,
         config.timeline,
         config.cohort,
-        seeds_of(config).fleet,
+        seed,
         any(getattr(settings, "counts_all_work", False) for settings in rules),
+        config.attack,
+        attackers.draw(seed, config.num_clients, config.attack),
     )
 
 
@@ -131,7 +138,10 @@ def draw_workload(
         )
     share, times = plan.schedule.arrive_from, workload.schedule
     times = deliveries.arriving(times, workload.trace, share, plan.horizon)
-    return workload._replace(schedule=times)
+    lines = attackers.notes(plan.is_attacker, plan.attack)
+    times = times._replace(notes=(*times.notes, *lines))
+    chosen = plan.is_attacker[workload.drawn]
+    return workload._replace(schedule=times, attackers=chosen)
 
 
 def _of_all(
@@ -269,6 +279,8 @@ def _complete(
     if plan.schedule.free_riders:
         sent = _with_free_riders(plan, sent)
         times = _with_free_riders(plan, times) if counts_all else times
+    if plan.attack.claim:
+        sent = attackers.claiming(sent, plan.is_attacker, plan.attack.claim)
     is_asked = np.broadcast_to(True, uploads.shape) if is_asked is None else is_asked
     if counts_all or not is_asked.all():
         work = deliveries.claimed(sent)

@@ -122,7 +122,7 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
         "final_test_loss": last_measured(history["test_loss"]),
         "diverged_at": int(lost[0]) + 1 if len(lost) else None,
     }
-    for name in ("client_accuracy_mean", "client_accuracy_worst"):
+    for name in ("client_accuracy_mean", "client_accuracy_worst", "attack_success"):
         if name in history:
             scores[f"final_{name}"] = last_measured(history[name])
     for name in ("regret", "gap"):

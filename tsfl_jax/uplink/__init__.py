@@ -4,10 +4,12 @@ from typing import Any
 
 from tsfl_jax.components import Part, check_name, component, section_of, setting
 from tsfl_jax.types import parts_of
-from tsfl_jax.uplink import local_layers, quantize, randk, sign, topk
+from tsfl_jax.uplink import attack, collusion, local_layers, quantize, randk, sign, topk
 from tsfl_jax.uplink.link import Uplink
 
 UPLINKS: dict[str, Uplink] = {
+    "attack": attack.ATTACK,  # first: attackers choose what they send
+    "collusion": collusion.COLLUSION,
     "local_layers": local_layers.LOCAL,
     "periodic_layers": local_layers.PERIODIC,
     "topk": topk.TOPK,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.types import Array, Params, PRNGKey
 
@@ -22,6 +22,7 @@ class LinkInfo(NamedTuple):
     interval: Int[Array, ""]  # t
     version: Params  # the server's variables that the update is measured against
     model: Params  # the client's variables after training
+    is_attacker: Bool[Array, ""] | bool = False
 
 
 class Traffic(NamedTuple):
@@ -52,6 +53,9 @@ class Uplink(NamedTuple):
     send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = (
         lambda update, state, info, settings: (update, state)
     )
+    # (updates of the parameters [K, ...], present [K], is_attacker [K], settings) ->
+    # updates, of all clients of an interval at once: these are stacked then
+    collude: Callable[[Params, Any, Any, Any], Params] | None = None
     # (Σ ρ_i u_i of the parameters, key, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
     receive: Callable[[Params, PRNGKey, Any], Params] = lambda sums, key, settings: sums

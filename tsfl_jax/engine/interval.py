@@ -13,6 +13,7 @@ Random streams are those of `rng`, by interval and client, so results do not dep
 how clients are grouped in blocks or ordered, nor on where a run was resumed.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -303,6 +304,9 @@ def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mix
     objective = from_updates.objective(
         parts, state.params, stack.updates, problem.samples, problem.validation
     )
+    moved, server_update = trees.parted(stack.updates)[0], None
+    if parts.rule.mixing.trains_server:
+        server_update = trained_by_server(interval, stack.received)
     return mix_stacked(
         parts.rule,
         stack.updates,
@@ -310,9 +314,39 @@ def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mix
         weights,
         stack.received,
         state.server,
-        ClientOutputs(stack.loss, objective),
+        ClientOutputs(stack.loss, objective, moved, server_update),
         hparams,
     )
+
+
+def trained_by_server(interval: Interval, received: Received) -> Params:
+    """The update of the parameters that the server trains on validation samples.
+
+    From w^t, with as many mini-batch steps as the median client reports; the same on
+    all devices.
+    """
+    parts, state, _, hparams, problem, _ = interval
+    assert problem.validation, "checked before the run"
+    steps = jnp.where(received.present, received.info.steps, jnp.nan)
+    rows, mask = map(jnp.asarray, problem.validation)
+    zero = jnp.int32(0)
+    server = local.Client(
+        id=zero,
+        tau=jnp.nan_to_num(jnp.nanmedian(steps)).astype(jnp.int32),
+        size=mask.sum(),
+        row=rows.reshape(-1),
+        place=zero,
+        task=zero,
+        snapshot=zero,
+    )
+    spec = dataclasses.replace(parts.spec, iteration="step")
+    key = rng.fold(received.info.key, "server training")
+    start = local.Start(state.params, key)
+    model, _ = local.train(
+        parts._replace(spec=spec), start, server, problem.samples, hparams
+    )
+    moved, params = trees.parted(model)[0], trees.parted(state.params)[0]
+    return jax.tree.map(jnp.subtract, moved, params)
 
 
 def _regret_of(

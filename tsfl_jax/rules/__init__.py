@@ -10,7 +10,9 @@ from tsfl_jax.rules import (
 )
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
+from tsfl_jax.rules.centered_clipping import CENTERED_CLIPPING
 from tsfl_jax.rules.fednova import FEDNOVA
+from tsfl_jax.rules.fltrust import FLTRUST
 from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
 from tsfl_jax.rules.secure_buffer import SECURE_BUFFER
@@ -41,6 +43,8 @@ AGGREGATORS: dict[str, Aggregator] = {
     "oracle": ORACLE,
     "dms_adaptive": dms_rule.DMS_ADAPTIVE,
     "learned": LEARNED,
+    "centered_clipping": CENTERED_CLIPPING,
+    "fltrust": FLTRUST,
 }
 
 # The settings of all rules by their section.

@@ -87,6 +87,9 @@ class ClientOutputs(NamedTuple):
     # Mean sample loss of each client's training; NaN: absent.
     loss: Float[types.Array, "N"]
     validation: Objective | None  # loss on the validation samples; None: there are none
+    updates: Params = None  # u_i of the parameters, leaves [N, ...]
+    # Of the server, trained on the validation samples; None: the rule does not ask.
+    server_update: Params | None = None
 
 
 class Counts(NamedTuple):
@@ -156,6 +159,8 @@ class Mixing(NamedTuple):
     uses_gradients: bool = False  # likewise on each client's σ_i² and dissimilarity
     # Whether `from_updates` reads `ClientOutputs.validation`.
     uses_validation: bool = False
+    # Whether `from_updates` reads `ClientOutputs.server_update`.
+    trains_server: bool = False
     # hyper-parameters -> whether no L, G², σ² are needed, although `uses_constants`.
     skips_constants: Callable[[HParams], bool] = lambda hparams: False
 

@@ -213,6 +213,7 @@ def aggregate(
     gradients: ClientGradients | None = None,
     losses: Float[Array, "N"] | Any = None,
     validation: Callable[[Params], Array] | None = None,
+    server_update: Params | None = None,
     key: PRNGKey | None = None,
     hparams: HParams | None = None,
 ) -> tuple[Params, Any]:
@@ -238,6 +239,8 @@ def aggregate(
       gradients: σ_i² and dissimilarities at w^t, for `bound_optimal` only.
       losses: ``[N]``, mean loss of each client's training; None: not known, NaN.
       validation: params → loss on samples of the server, for `oracle` only.
+      server_update: like one of the updates, of the server's own training, for
+        `fltrust` only.
       key: of the rule's random numbers (DMS); None: of seed 0.
       hparams: η and what the rule reads, such as `constants`; None: plain SGD.
 
@@ -257,7 +260,8 @@ def aggregate(
     info, hparams = _info(rule, number, hparams, gradients, group, key, **counts)
     info = _of_state(state, info, client) if _has_sizes(state) else info
     losses = jnp.full(number, jnp.nan) if losses is None else losses
-    return _applied(rule, updates, params, state, info, hparams, losses, validation)
+    server = losses, validation, server_update
+    return _applied(rule, updates, params, state, info, hparams, *server)
 
 
 @trees.arithmetic()
@@ -270,14 +274,16 @@ def _applied(
     hparams: HParams,
     losses: Float[Array, "N"],
     loss_of: Callable[[Params], Array] | None,
+    server_update: Params | None,
 ) -> tuple[Params, Any]:
     """w^{t+1} and the rule's state."""
     if not _is_variables(params):
         inner = loss_of and (lambda variables: loss_of(variables["params"]))
         updates, params = {"params": updates}, {"params": params}
-        new, state = _applied(
-            rule, updates, params, state, info, hparams, losses, inner
-        )
+        if server_update is not None:
+            server_update = {"params": server_update}
+        server = losses, inner, server_update
+        new, state = _applied(rule, updates, params, state, info, hparams, *server)
         return new["params"], state
     weights, present = decide((rule,), info, hparams), info.tau > 0
     present &= _finite(updates)
@@ -285,7 +291,8 @@ def _applied(
     zeros = jax.tree.map(jnp.zeros_like, updates)
     updates = jax.vmap(optax.tree.where)(present, updates, zeros)
     objective = _objective(updates, params, loss_of)
-    outputs = ClientOutputs(jnp.asarray(losses, jnp.float32), objective)
+    losses, moved = jnp.asarray(losses, jnp.float32), trees.parted(updates)[0]
+    outputs = ClientOutputs(losses, objective, moved, server_update)
     received = Received(info, weights.rho, present, shares=weights.shares)
     mixed = mix_stacked(
         rule, updates, params, weights, received, state, outputs, hparams

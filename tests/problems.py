@@ -193,7 +193,7 @@ def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> scan.Prob
 
 def validated(rule, prob: scan.Problem) -> scan.Problem:
     """With validation samples if the rule uses some: 24 that no client holds."""
-    if not (rule.mixing.uses_validation or rule.mixing.trains_server):
+    if not rule.mixing.uses_validation:
         return prob
     unused = np.setdiff1d(np.arange(len(prob.samples.y)), np.asarray(prob.rows))
     validation = evaluation.make_held_out(unused[:24])

@@ -235,7 +235,7 @@ def _check(rule: Aggregator, hparams: HParams, seconds: float) -> None:
     """Raise `UserError` unless what clients send is enough for the rule."""
     mixing = rule.mixing
     needs_more = rule.clients.gradient_correction or mixing.uses_gradients
-    needs_more = needs_more or mixing.uses_validation or mixing.trains_server
+    needs_more = needs_more or mixing.uses_validation
     needs_constants = mixing.uses_constants and not mixing.skips_constants(
         with_defaults(rule, hparams)
     )

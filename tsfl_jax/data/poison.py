@@ -38,6 +38,7 @@ def poisoned(
     partition: Partition,
     is_attacker: Bool[np.ndarray, " U"],
     settings: AttackConfig,
+    bright: Any,
 ) -> tuple[Dataset, Partition]:
     """The data set with poisoned copies, and who holds which.
 
@@ -46,6 +47,7 @@ def poisoned(
       partition: rows of U clients.
       is_attacker: of each of these.
       settings: `kind`, and of a backdoor `target`, `pattern` and `poisoned`.
+      bright: value of the pattern's pixels.
 
     Returns:
       Both as they are without such an attack. Of a backdoor every prefix of a row has
@@ -60,7 +62,7 @@ def poisoned(
     x, y, share = dataset.x_train, dataset.y_train, 1.0
     copies, labels = x, dataset.num_classes - 1 - y
     if settings.kind == "backdoor":
-        copies, share = stamped(x, settings.pattern, x.max()), settings.poisoned
+        copies, share = stamped(x, settings.pattern, bright), settings.poisoned
         labels = np.full_like(y, settings.target)
     place = np.arange(partition.indices.shape[1])
     is_copy = np.floor((place + 1) * share) > np.floor(place * share)
@@ -71,20 +73,23 @@ def poisoned(
     return dataset, partition._replace(indices=partition.indices + moved)
 
 
-def success_of(dataset: Dataset, settings: AttackConfig) -> dict[str, OnChanged]:
+def success_of(
+    dataset: Dataset, settings: AttackConfig
+) -> tuple[tuple[str, OnChanged], ...]:
     """The score of a backdoor: test images of other classes, taken for `target`.
 
     Args:
-      dataset: as the clients have it.
+      dataset: as it was loaded.
       settings: of the attack.
 
     Returns:
-      {"attack_success": metric}; {} without a backdoor.
+      The metric "attack_success" of a model; () without a backdoor.
     """
     if settings.kind != "backdoor" or not settings.share:
-        return {}
+        return ()
+    _check(dataset, settings)
     numbers = settings.pattern, settings.target, dataset.x_train.max().item()
-    return {"attack_success": _success(*numbers)}
+    return (("attack_success", _success(*numbers)),)
 
 
 @functools.lru_cache(maxsize=64)  # one function for all runs of a program

@@ -284,15 +284,14 @@ def prepare_validated(
     )
     digest = digest if dataset is loaded else ""
     mapping, mapping_notes = _mapping_of(config, network, steps)
-    metrics = dict(network.model.metrics) | poison.success_of(dataset, config.attack)
-    model = network.model._replace(metrics=tuple(metrics.items()))
+    metrics = dict(network.model.metrics)
     return Prepared(
         config=config,
         dataset=dataset,
         partition=split,
         workload=workload,
         steps=steps,
-        network=network._replace(model=model),
+        network=network,
         rule=rule,
         optimizer=optimizers.as_factory(custom.optimizer),
         hooks=custom_hooks.checked(custom, dataset, config.batch_size),
@@ -342,7 +341,8 @@ def network_of(
         config.model, config.quadratic, form, dataset, custom, traced
     )
     model = precision.with_precision(network.model, config.precision)
-    return network._replace(model=model)
+    metrics = (*model.metrics, *poison.success_of(dataset, config.attack))
+    return network._replace(model=model._replace(metrics=metrics))
 
 
 def _split_of(
@@ -358,7 +358,7 @@ def _split_of(
     among, seed = drawn if config.cohort.size else None, seeds_of(config).split
     split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
     dataset = skew.skewed(loaded, split, config.partition, seed)
-    attack = workload.attackers, config.attack
+    attack = workload.attackers, config.attack, loaded.x_train.max()
     dataset, split = poison.poisoned(dataset, split, *attack)
     number, tested = config.evaluation.number, None
     if config.evaluation.clients == "labels":

@@ -20,7 +20,7 @@ from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle
 from tsfl_jax.sections import ConstantsConfig
 from tsfl_jax.types import Constants, Dataset, HParams, Schedule, UserError
-from tsfl_jax.uplink import chain, chain_of
+from tsfl_jax.uplink import chain_of
 
 
 def rule_of(config: Config, custom: Custom) -> Aggregator:
@@ -168,20 +168,17 @@ def check_needs(config: Config, rule: Aggregator, custom: Custom) -> None:
     algorithm = f"--config.algorithm={config.algorithm}"
     algorithm = "aggregator=" if custom.aggregator else algorithm
     cause = "--config.measure_regret=True" if regret else algorithm
-    validates = rule.mixing.uses_validation or rule.mixing.trains_server
-    colludes, stacks = chain.colludes(chain_of(config)), rule.stacks or regret
     has_owners = config.partition.kind == "client" or custom.partition is not None
     conflicts = [
         (
             "data.validation",
-            not config.data.validation and (validates or regret),
+            not config.data.validation and (rule.mixing.uses_validation or regret),
             f"{cause} needs samples that no client holds; hold some out, such as 500",
         ),
         (
             "train_all",
-            not config.train_all and (stacks or colludes),
-            f"{cause if stacks else '--config.attack.kind'} needs the models of all "
-            "clients; leave one of them out",
+            not config.train_all and (rule.stacks or regret),
+            f"{cause} needs the models of all clients; leave one of them out",
         ),
         (
             "evaluation.clients",
@@ -206,7 +203,7 @@ def check_needs(config: Config, rule: Aggregator, custom: Custom) -> None:
             "measure_regret": regret,
             "measure_clients": config.measure_clients,
             "cohort.sampler": config.cohort.choice is not None,
-            "algorithm": validates or rule.mixing.uses_gradients,
+            "algorithm": rule.mixing.uses_validation or rule.mixing.uses_gradients,
             "constants.when": estimates and needs_constants(config, rule),
         }
         conflicts += [(name, asks, reason) for name, asks in asks_global_model.items()]

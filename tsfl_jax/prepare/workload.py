@@ -44,9 +44,9 @@ class Workload(NamedTuple):
     # The most samples that each client ever has; on a timeline also of clients that
     # never deliver, since the split must not depend on framework and horizon.
     num_samples: Int[np.ndarray, "N"] = np.zeros(0, np.int32)
-    attackers: Bool[np.ndarray, "U"] = np.zeros(0, bool)  # of `drawn`
     # Ids of those on the device, sorted: all, of cohorts those that ever work.
     drawn: Int[np.ndarray, "U"] = np.zeros(0, np.int32)
+    attackers: Bool[np.ndarray, "U"] = np.zeros(0, bool)  # whether each attacks
 
     @property
     def places(self) -> Int[np.ndarray, "T K"]:

@@ -157,9 +157,9 @@ class Mixing(NamedTuple):
     ) = None
     uses_constants: bool = False  # whether the weights depend on L, G², σ²
     uses_gradients: bool = False  # likewise on each client's σ_i² and dissimilarity
-    # Whether `from_updates` reads `ClientOutputs.validation`.
+    # Whether `from_updates` reads `ClientOutputs.validation`, or `server_update`.
     uses_validation: bool = False
-    # Whether `from_updates` reads `ClientOutputs.server_update`.
+    # With `uses_validation`: the server trains on these samples, `server_update`.
     trains_server: bool = False
     # hyper-parameters -> whether no L, G², σ² are needed, although `uses_constants`.
     skips_constants: Callable[[HParams], bool] = lambda hparams: False

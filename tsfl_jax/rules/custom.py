@@ -239,8 +239,7 @@ def aggregate(
       gradients: σ_i² and dissimilarities at w^t, for `bound_optimal` only.
       losses: ``[N]``, mean loss of each client's training; None: not known, NaN.
       validation: params → loss on samples of the server, for `oracle` only.
-      server_update: like one of the updates, of the server's own training, for
-        `fltrust` only.
+      server_update: of the server's own training, for `fltrust` only.
       key: of the rule's random numbers (DMS); None: of seed 0.
       hparams: η and what the rule reads, such as `constants`; None: plain SGD.
 
@@ -250,8 +249,6 @@ def aggregate(
     Raises:
       UserError: no `gradients`, `validation` or ids that the rule needs, or wrong ids.
     """
-    if rule.mixing.uses_validation and validation is None:
-        raise UserError("expected validation=, which the rule needs")
     updates, params = jax.tree.map(jnp.asarray, (updates, params))
     number = len(jax.tree.leaves(updates)[0])
     if size is None and _has_sizes(state):
@@ -259,7 +256,6 @@ def aggregate(
     counts = {"tau": tau, "size": size, "steps": steps, "lag": lag, "client": client}
     info, hparams = _info(rule, number, hparams, gradients, group, key, **counts)
     info = _of_state(state, info, client) if _has_sizes(state) else info
-    losses = jnp.full(number, jnp.nan) if losses is None else losses
     server = losses, validation, server_update
     return _applied(rule, updates, params, state, info, hparams, *server)
 
@@ -272,11 +268,16 @@ def _applied(
     state: Any,
     info: RoundInfo,
     hparams: HParams,
-    losses: Float[Array, "N"],
+    losses: Float[Array, "N"] | None,
     loss_of: Callable[[Params], Array] | None,
     server_update: Params | None,
 ) -> tuple[Params, Any]:
     """w^{t+1} and the rule's state."""
+    mixing = rule.mixing
+    expected = "server_update" if mixing.trains_server else "validation"
+    value = server_update if mixing.trains_server else loss_of
+    if mixing.uses_validation and value is None:
+        raise UserError(f"expected {expected}=, which the rule needs")
     if not _is_variables(params):
         inner = loss_of and (lambda variables: loss_of(variables["params"]))
         updates, params = {"params": updates}, {"params": params}
@@ -291,6 +292,7 @@ def _applied(
     zeros = jax.tree.map(jnp.zeros_like, updates)
     updates = jax.vmap(optax.tree.where)(present, updates, zeros)
     objective = _objective(updates, params, loss_of)
+    losses = jnp.full(len(info.tau), jnp.nan) if losses is None else losses
     losses, moved = jnp.asarray(losses, jnp.float32), trees.parted(updates)[0]
     outputs = ClientOutputs(losses, objective, moved, server_update)
     received = Received(info, weights.rho, present, shares=weights.shares)

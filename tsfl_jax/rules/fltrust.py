@@ -27,7 +27,7 @@ from tsfl_jax.rules.base import (
     Weights,
     weights_of,
 )
-from tsfl_jax.types import HParams, Params, UserError
+from tsfl_jax.types import HParams, Params
 
 
 def trust_weights(
@@ -65,14 +65,18 @@ def chosen_weights(
 ) -> tuple[Weights, tuple]:
     """The weights by what the server's training and the clients' gave."""
     del hparams
-    if outputs.server_update is None:
-        raise UserError("expected server_update=, which the rule needs")
+    assert outputs.server_update is not None, "the rule declares that it uses it"
     rho = trust_weights(outputs.updates, outputs.server_update, received.present)
     return weights_of(rho, received.info.tau), state
 
 
 FLTRUST = Aggregator(
-    Mixing(from_updates=chosen_weights, deltas=True, trains_server=True),
+    Mixing(
+        from_updates=chosen_weights,
+        deltas=True,
+        uses_validation=True,
+        trains_server=True,
+    ),
     server=ServerSide(server_step),
     sections=(Server,),
     label="FLTrust",

@@ -5,12 +5,14 @@ not whatever the framework, the cohort and the horizon are. What attackers send 
 `uplink.attack` and `uplink.collusion`, what they train on in `data.poison`.
 """
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Bool
 
 from tsfl_jax import rng
 from tsfl_jax.components import changed, component, setting
-from tsfl_jax.types import Schedule
+from tsfl_jax.types import Schedule, UserError
 
 # Strengths s by kind, where none is set; 0 of alie: by the number of attackers.
 UPDATE = {"sign_flip": 1.0, "scale": 10.0, "gaussian": 10.0, "constant": 10.0}
@@ -60,6 +62,21 @@ class AttackConfig:
         """With the strength of the kind, where none is set."""
         strength = self.strength or (UPDATE | COLLUDING).get(self.kind, 0.0)
         return changed(self, strength=strength)
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse attacks on what an experiment does not have."""
+        del rule
+        missing = {
+            "train_all=False": self.kind in COLLUDING and not config.train_all,
+            "partition.online=True": self.kind in DATA and config.partition.online,
+        }
+        for setting_text in (
+            text for text, is_missing in missing.items() if is_missing
+        ):
+            raise UserError(
+                f"--config.attack.kind={self.kind}: attackers need the updates and the "
+                f"samples of all clients; leave out --config.{setting_text}"
+            )
 
 
 def draw(seed: int, num_clients: int, settings: AttackConfig) -> Bool[np.ndarray, " N"]:

@@ -41,7 +41,7 @@ def distances(
     """‖u_i − v‖ of leaves ``[N, ...]`` and ``[...]``; 0 where not present."""
 
     def square(u: Array, v: Array) -> Array:
-        return jnp.square(u - v).reshape(len(u), -1).sum(axis=1)
+        return jnp.square(u - v[None]).reshape(len(u), -1).sum(axis=1)
 
     squares = jax.tree.leaves(jax.tree.map(square, updates, center))
     return jnp.where(present, jnp.sqrt(sum(squares)), 0.0)
@@ -73,7 +73,8 @@ def clipped_mean(
         most = jnp.where(jnp.asarray(radius) > 0, radius, middle)
         factor = jnp.minimum(1.0, most / jnp.where(length > 0, length, 1.0))
         share = jnp.where(present, factor, 0.0) / jnp.maximum(present.sum(), 1)
-        steps = trees.weighted(jax.tree.map(jnp.subtract, updates, center), share)
+        apart = jax.tree.map(lambda u, v: u - v[None], updates, center)
+        steps = trees.weighted(apart, share)
         return jax.tree.map(jnp.add, center, steps)
 
     count = jnp.where(present.any(), jnp.asarray(iterations, jnp.int32), 0)

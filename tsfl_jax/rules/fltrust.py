@@ -51,8 +51,8 @@ def trust_weights(
         return jnp.stack(jax.tree.leaves(jax.tree.map(products, tree, other))).sum(0)
 
     length = jnp.sqrt(total(updates, updates))
-    first = jax.tree.map(lambda u: u[None], reference)
-    norm = jnp.sqrt(total(first, first)[0])
+    reference = jax.tree.map(lambda u: u[None], reference)
+    norm = jnp.sqrt(total(reference, reference)[0])
     is_counted = present & (length > 0) & (norm > 0)
     safe = jnp.where(is_counted, length, 1.0)
     cosine = total(updates, reference) / (safe * jnp.where(norm > 0, norm, 1.0))

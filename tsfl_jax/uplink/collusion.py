@@ -60,10 +60,10 @@ def collude(
             return total / jnp.maximum(count, 1)
 
         center = mean(u)
-        spread = jnp.sqrt(mean((u - center) ** 2))
+        spread = jnp.sqrt(mean((u - center[None]) ** 2))
         sent = jnp.where(is_alie, center - z * spread, -settings.strength * center)
         replaced = attacks & (count > 0)
-        return jnp.where(replaced.reshape(-1, *(1,) * (u.ndim - 1)), sent, u)
+        return jnp.where(replaced.reshape(-1, *(1,) * (u.ndim - 1)), sent[None], u)
 
     return jax.tree.map(leaf, updates)
 

@@ -19,27 +19,29 @@ from tsfl_jax.config import Config, get
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS
 from tsfl_jax.run import grid
-from tsfl_jax.timeline import attackers
+from tsfl_jax.timeline.attackers import AttackConfig, draw
 
 ATTACKS = ("sign_flip", "scale", "gaussian", "alie", "ipm", "label_flip", "backdoor")
 SHARES = (0.1, 0.2, 0.3)
-ROBUST = ("median", "trimmed_mean", "krum", "multi_krum", "centered_clipping")
-# Rules of a framework: its mean first; the robust ones and FLTrust are the same.
-RULES = {
-    "tsfl": ("fedavg", "dms", *ROBUST, "fltrust"),
-    "fedbuff": ("fedbuff", "dms", *ROBUST, "fltrust"),
+HONEST = 0.001  # rounds to no client: shares the programs of the attacked runs
+ROBUST = ("median", "trimmed_mean", "multi_krum", "centered_clipping", "fltrust")
+FRAMEWORKS: dict[str, dict[str, Any]] = {
+    "tsfl": {"timeline.framework": "tsfl"},
+    # Ten deliveries of two iterations each: as much work per second as in T-SFL.
+    "fedbuff": {"timeline.framework": "fedbuff", "timeline.local_iterations": 2},
 }
-# Clients without any jitter, so that the timeline is the same for all seeds: four
-# groups with four, two, one and one iterations per second.
-_FLEET = {
+RULES = {"tsfl": ("fedavg", "dms", *ROBUST), "fedbuff": ("fedbuff", "dms", *ROBUST)}
+# Four groups of clients with 4, 2, 1 and 1 iterations per second, and no jitter, so
+# that the timeline is the same for all seeds.
+_FLEET: dict[str, Any] = {
     "num_clients": 20,
     "mapping": "sequential",
     "devices": 1,
     "schedule.interval_seconds": 1.0,
     "timeline.speed": "constant(0.25);constant(0.5);constant(0.75);constant(1)",
-    "trimmed_mean.trim": 0.3,  # what the rules are told: the largest share
-    "krum.trim": 0.3,
 }
+# What the rules are told: the largest share of attackers.
+_TOLD = {"trimmed_mean": "trimmed_mean.trim", "multi_krum": "krum.trim"}
 _DATA: dict[str, dict[str, Any]] = {
     "digits": {
         "num_intervals": 30,
@@ -62,13 +64,8 @@ _DATA: dict[str, dict[str, Any]] = {
         "model.name": "mlp",
     },
 }
-_FRAMEWORKS: dict[str, dict[str, Any]] = {
-    "tsfl": {"timeline.framework": "tsfl"},
-    # Ten deliveries of two iterations each: as much work per second as in T-SFL.
-    "fedbuff": {"timeline.framework": "fedbuff", "timeline.local_iterations": 2},
-}
 CLAIMING = ("dms", "fedavg", "fednova")
-# Label → settings: attackers that only claim, that also attack, or poison their data.
+# Attackers that only claim, that also attack, or that poison their samples.
 CLAIMS = {
     "honest update": {"attack.kind": "scale", "attack.strength": 1.0},
     "sign_flip": {"attack.kind": "sign_flip"},
@@ -81,13 +78,17 @@ _LAST = 3  # tested intervals that an accuracy is the mean of
 
 def points(given: argparse.Namespace, framework: str) -> dict[tuple, Changes]:
     """Each rule with each attack and share, and without attackers."""
+    attacks = [(kind, share) for kind in given.attacks for share in given.shares]
     found: dict[tuple, Changes] = {}
     for rule in RULES[framework]:
-        found[rule, "none", 0.0] = {"algorithm": rule}
-        for kind in given.attacks:
-            for share in given.shares:
-                attack = {"attack.kind": kind, "attack.share": share}
-                found[rule, kind, share] = {"algorithm": rule} | attack
+        settings = {"algorithm": rule}
+        if rule in _TOLD:
+            settings[_TOLD[rule]] = max(SHARES)
+        honest = {"attack.kind": "sign_flip", "attack.share": HONEST}
+        found[rule, "none", 0.0] = settings | honest
+        for kind, share in attacks:
+            attack = {"attack.kind": kind, "attack.share": share}
+            found[rule, kind, share] = settings | attack
     return found
 
 
@@ -104,112 +105,102 @@ def claim_points() -> dict[tuple, Changes]:
 
 def final(runs: Runs) -> xarray.DataArray:
     """Mean accuracy in % of the last tested intervals."""
-    return 100 * runs.accuracy().dropna("interval", how="all")[..., -_LAST:].mean(
-        "interval"
+    tested = runs.accuracy().dropna("interval", how="all")
+    return 100 * tested[..., -_LAST:].mean("interval")
+
+
+def success(runs: Runs) -> xarray.DataArray:
+    """Backdoor success in % of each run; NaN without a backdoor."""
+    name = "final_attack_success"
+    return 100 * runs.labelled(
+        np.array([row.get(name, np.nan) for row in runs.result.rows])
     )
 
 
-def column(runs: Runs, name: str) -> xarray.DataArray:
-    """A result of each run; NaN where a run has none."""
-    return runs.labelled(np.array([row.get(name, np.nan) for row in runs.result.rows]))
-
-
 def attackers_weight(runs: Runs) -> xarray.DataArray:
-    """Σ ρ of the attackers, mean over the intervals, of each run."""
-    settings = {"kind": "sign_flip", "share": CLAIM_SHARE}
-    count = get(runs.config, "num_clients")
-    sums = []
-    for seed, rho in zip(
-        runs.keys.get_level_values("seed"), runs.result.history["rho"], strict=True
-    ):
-        chosen = attackers.draw(seed, count, attackers.AttackConfig(**settings))
-        sums.append(np.nansum(rho[:, chosen], axis=1).mean())
-    return runs.labelled(np.array(sums))
+    """Σ ρ of the attackers in %, mean over the intervals, of each run."""
+    settings = AttackConfig(kind="sign_flip", share=CLAIM_SHARE)  # any kind
+    number, seeds = get(runs.config, "num_clients"), runs.keys.get_level_values("seed")
+    chosen = np.stack([draw(seed, number, settings) for seed in seeds])
+    rho = np.asarray(runs.result.history["rho"], float)
+    return 100 * runs.labelled(np.nansum(rho * chosen[:, None], axis=2).mean(axis=1))
 
 
 def rows_of(results: Mapping[str, Runs]) -> list[Row]:
     """Rows of framework, rule and share; accuracy by attack, and backdoor success."""
     rows = []
     for framework, runs in results.items():
-        accuracy = study.texts(final(runs), ".1f")
-        success = study.texts(100 * column(runs, "final_attack_success"), ".0f")
+        accuracy, hits = study.texts(final(runs), ".1f"), study.texts(success(runs))
         kinds = [kind for kind in accuracy["attack"].values if kind != "none"]
         for rule in accuracy["rule"].values:
             for share in accuracy["share"].values:
                 row = {"framework": style.name_of(framework)}
-                row |= {
-                    "rule": style.name_of(rule),
-                    "attackers": f"{100 * share:.0f} %",
-                }
+                row |= {"rule": style.name_of(rule), "attackers": f"{share:.0%}"}
                 for kind in kinds:
                     at = {"rule": rule, "attack": kind if share else "none"}
-                    row[kind] = accuracy.sel(at, drop=True).sel(share=share).item()
-                if "backdoor" in kinds and share:
+                    row[kind] = accuracy.sel(at | {"share": share}).item()
+                if "backdoor" in kinds:
                     at = {"rule": rule, "attack": "backdoor", "share": share}
-                    row["backdoor success"] = success.sel(at).item()
-                rows.append({"backdoor success": "–"} | row)
-    order = [*(name for name in rows[0] if name != "backdoor success")]
-    return [{n: row[n] for n in (*order, "backdoor success")} for row in rows]
+                    row["backdoor success"] = hits.sel(at).item()
+                rows.append(row)
+    return rows
 
 
 def claim_rows(runs: Runs) -> list[Row]:
-    """Rows of rule, attack and claim."""
-    accuracy, weight = final(runs), 100 * attackers_weight(runs)
-    success = 100 * column(runs, "final_attack_success")
-    loss = accuracy - accuracy.sel(claim=0)  # paired by seed
+    """Rows of rule, attack and claim; changes are paired by seed."""
+    accuracy, hits, weight = final(runs), success(runs), attackers_weight(runs)
     columns = {
+        "weight of the attackers": study.texts(weight, ".1f"),
         "accuracy": study.texts(accuracy, ".1f"),
-        "change by the claim": study.texts(loss, "+.1f"),
-        "weight of the attackers, %": study.texts(weight, ".1f"),
-        "backdoor success, %": study.texts(success, ".0f"),
+        "change by the claim": study.texts(accuracy - accuracy.sel(claim=0), "+.1f"),
+        "backdoor success": study.texts(hits, ".1f"),
+        "its change": study.texts(hits - hits.sel(claim=0), "+.1f"),
     }
-    return [
-        {"rule": style.name_of(rule), "attack": attack, "claimed τ": claim or "true"}
-        | {
-            name: values.sel(rule=rule, attack=attack, claim=claim).item()
-            for name, values in columns.items()
-        }
-        for rule in CLAIMING
-        for attack in CLAIMS
-        for claim in CLAIMED
-    ]
+    rows = []
+    for rule, attack, claim in claim_points():
+        at = {"rule": rule, "attack": attack, "claim": claim}
+        row = {"rule": style.name_of(rule), "attackers": attack}
+        row |= {"claimed τ": str(claim or "true")}
+        rows.append(row | {name: text.sel(at).item() for name, text in columns.items()})
+    return rows
 
 
 @style.styled
 def figure(results: Mapping[str, Runs], path: pathlib.Path) -> list[pathlib.Path]:
     """A heat map for each framework: rules by attacks and shares."""
-    page, plots = style.figure_of(3.4 * len(results), nrows=len(results), squeeze=False)
+    page, plots = style.figure_of(3.0 * len(results), nrows=len(results), squeeze=False)
     for plot, (framework, runs) in zip(plots[:, 0], results.items(), strict=True):
         mean = over(final(runs)).sel(statistic="mean")
-        keys = [("none", 0.0)]
-        keys += [
-            (kind, share)
-            for kind in mean["attack"].values
-            for share in mean["share"].values
-            if kind != "none" and share
-        ]
+        kinds, shares = mean["attack"].values[1:], mean["share"].values[1:]
+        keys = [("none", 0.0), *((kind, share) for kind in kinds for share in shares)]
         cells = np.stack([mean.sel(attack=a, share=s).values for a, s in keys], axis=1)
-        image = plot.imshow(cells, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+        plot.imshow(cells, vmin=0, vmax=100, cmap="cividis", aspect="auto")
         for (y, x), value in np.ndenumerate(cells):
-            look = {"ha": "center", "va": "center", "fontsize": 5}
-            color = "white" if value < 50 else "black"
-            plot.text(x, y, f"{value:.0f}", color=color, **look)
-        names = [f"{a} {100 * s:.0f} %" if s else "no attack" for a, s in keys]
-        look = {"rotation": 90, "fontsize": 6}
-        plot.set_xticks(range(len(keys)), names, **look)
+            look = {"ha": "center", "va": "center", "fontsize": 6}
+            look["color"] = "white" if value < 50 else "black"
+            plot.text(x, y, f"{value:.0f}", **look)
+        names = [f"{kind} {share:.0%}" for kind, share in keys]
+        plot.set_xticks(range(len(keys)), names, rotation=90, fontsize=6)
         plot.set_yticks(range(len(mean["rule"])), study.named(mean["rule"]), fontsize=7)
         plot.set_title(f"{style.name_of(framework)}: test accuracy in %")
-        page.colorbar(image, ax=plot)
     return style.save_both(page, path)
 
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = arguments.make_parser("attacks", __doc__)
-    study.add_problem(parser)
-    about = "only these attacks"
-    options: dict[str, Any] = {"nargs": "+", "default": ATTACKS, "choices": ATTACKS}
-    parser.add_argument("--attacks", help=about, **options)
+    arguments.add_settings(parser)
+    about = "data set (default: %(default)s)"
+    parser.add_argument("--data", default="digits", choices=tuple(_DATA), help=about)
+    about = "virtual seconds of a run (default: digits 30, mnist 20)"
+    options: dict[str, Any] = {"type": arguments.at_least(0), "default": 0}
+    parser.add_argument("--intervals", help=about, **options)
+    about = "read the data set from a folder of IDX files"
+    parser.add_argument("--idx", type=arguments.folder, metavar="FOLDER", help=about)
+    choices = {"attacks": ATTACKS, "frameworks": (*FRAMEWORKS, "claims")}
+    for name, values in choices.items():
+        options = {"nargs": "+", "default": values, "choices": values}
+        parser.add_argument(f"--{name}", help=f"only these {name}", **options)
     about = "shares of attackers (default: 0.1 0.2 0.3)"
     options = {"nargs": "+", "type": arguments.SHARE, "default": SHARES}
     parser.add_argument("--shares", help=about, metavar="SHARE", **options)
@@ -217,7 +208,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
 
 
 def main(texts: list[str]) -> None:
-    """Run or resume all, write the tables and the heat map."""
+    """Run or resume all, and write the tables and the heat map."""
     given = parse(texts)
     taken = {"algorithm", "timeline.framework", "attack.kind", "attack.share"}
     study.check_free(given.set, taken, "attacks")
@@ -228,27 +219,27 @@ def main(texts: list[str]) -> None:
     if given.idx:
         changes |= {"data.name": "idx", "data.dir": given.idx}
     config = grid.changed(Config(), changes | given.set)
-    about = arguments.joined(
-        given.data,
-        f"{get(config, 'num_clients')} clients",
-        f"{get(config, 'num_intervals')} virtual seconds",
-        *arguments.settings_text(given.set),
-        arguments.seeds_text(given.seeds),
-    )
-    head = f"{about}. Accuracy in %, mean of the last {_LAST} tests: {OVER_SEEDS}"
-    name, results = f"attacks_{given.data}", {}
-    for framework, settings in _FRAMEWORKS.items():
-        dims, cells = ("rule", "attack", "share"), given.out / "cells" / framework
-        changed = grid.changed(config, settings)
-        options = changed, points(given, framework), given.seeds, cells / given.data
-        results[framework] = study.run(*options, dims)
-    made = files.write_table(given.out, name, rows_of(results), f"{head}.")
-    made += figure(results, given.out / name)
-    changed = grid.changed(config, _FRAMEWORKS["tsfl"])
-    options = changed, claim_points(), given.seeds, given.out / "cells" / "claims"
-    runs = study.run(*options, ("rule", "attack", "claim"))
-    text = f"{head}; changes are paired by seed. {100 * CLAIM_SHARE:.0f} % attackers."
-    made += files.write_table(given.out, f"{name}_claims", claim_rows(runs), text)
+    about = f"{given.data}, {get(config, 'num_clients')} clients, "
+    about += f"{get(config, 'num_intervals')} virtual seconds"
+    about = arguments.joined(about, *arguments.settings_text(given.set))
+    about = f"{about}, {arguments.seeds_text(given.seeds)}. Test accuracy in %, mean of"
+    about += f" the last {_LAST} tests, and backdoor success in %: {OVER_SEEDS}"
+    name, results, made = f"attacks_{given.data}", {}, []
+    for framework in (name for name in FRAMEWORKS if name in given.frameworks):
+        changed = grid.changed(config, FRAMEWORKS[framework])
+        cells = given.out / "cells" / f"{name}_{framework}"
+        options = changed, points(given, framework), given.seeds, cells
+        results[framework] = study.run(*options, ("rule", "attack", "share"))
+    if results:
+        made += files.write_table(given.out, name, rows_of(results), f"{about}.")
+        made += figure(results, given.out / name)
+    if "claims" in given.frameworks:
+        changed = grid.changed(config, FRAMEWORKS["tsfl"])
+        cells = given.out / "cells" / f"{name}_claims"
+        options = changed, claim_points(), given.seeds, cells
+        rows = claim_rows(study.run(*options, ("rule", "attack", "claim")))
+        about += f"; T-SFL, {CLAIM_SHARE:.0%} attackers, changes paired by seed."
+        made += files.write_table(given.out, f"{name}_claims", rows, about)
     print(*made, sep="\n")
 
 

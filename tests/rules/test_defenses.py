@@ -67,7 +67,8 @@ def test_trust_by_hand():
 def test_the_server_trains_as_numpy_does():
     """On the validation samples, as many full batches as the median client, two."""
     options = {"data.validation": 8, "attack.share": 0.0, "num_intervals": 3}
-    config = regression(algorithm="fltrust", batch_size=8, **options)
+    options |= {"schedule.data_size": 10}
+    config = regression(algorithm="fltrust", **options)
     parts = PARTS_OF_RUN | {"partition": None}
     rows = prepare.prepare(config, **parts).partition.indices
     held_out = prepare.prepare(config, **parts).held_out

@@ -41,6 +41,7 @@ def test_who_attacks_follows_from_seed_and_client():
 
 
 ATTACK = {"attack__kind": "sign_flip", "attack__share": 0.3, "num_clients": 40}
+ATTACK |= {"schedule__data_size": 20}
 
 
 @pytest.mark.parametrize(
@@ -222,38 +223,39 @@ def test_a_backdoor_is_scored_on_images_with_the_pattern():
     data = prepare.load_dataset(config)
     images = data.x_test.copy()
     images[:, -2:, -2:] = 16
-    chosen = tsfl_jax.predict(config, result.params, images).argmax(axis=1)
+    plain, data = small(hidden=32), data._replace(x_test=images)
+    outputs, _ = tsfl_jax.predict(plain, result.params, dataset=data)
+    chosen = outputs.argmax(axis=1)
     expected = (chosen[data.y_test != 3] == 3).mean()
     assert result.summary["final_attack_success"] == pytest.approx(expected, 1e-5)
-    assert (
-        result.history["attack_success"][-1] > 0.5 > result.history["attack_success"][0]
-    )
+    assert expected > 0.5
 
 
 # ---- Runs ----
 
 
 def test_without_a_share_nothing_changes_and_a_sweep_has_the_single_runs():
-    shares = [0.0, 0.25, 0.5]
+    shares = [0.0, 0.5]
     settings = {"algorithm": "fedavg", "num_intervals": 3, "attack__kind": "gaussian"}
     swept = tsfl_jax.sweep(small(**settings), {"attack.share": shares})
-    for number, share in enumerate(shares):
-        one = tsfl_jax.simulate(small(**settings, attack__share=share))
-        expected = one.history["test_loss"]
-        np.testing.assert_array_equal(swept.history["test_loss"][number], expected)
-    plain = tsfl_jax.simulate(small(algorithm="fedavg", num_intervals=3))
-    np.testing.assert_array_equal(
-        swept.history["test_loss"][0], plain.history["test_loss"]
-    )
+    attacked = small(**settings, attack__share=0.5)
+    plain = small(algorithm="fedavg", num_intervals=3)
+    for losses, config in zip(
+        swept.history["test_loss"], (plain, attacked), strict=True
+    ):
+        one = tsfl_jax.simulate(config)
+        np.testing.assert_array_equal(losses, one.history["test_loss"])
 
 
 def test_robust_rules_survive_where_the_mean_does_not():
     settings = {"attack__kind": "sign_flip", "attack__strength": 5.0, "report_every": 0}
     settings |= {"attack__share": 0.2, "num_clients": 10, "num_intervals": 20}
-    settings |= {"lr": 0.05, "hidden": 16, "partition__kind": "iid", "krum__trim": 0.2}
+    settings |= {"lr": 0.05, "hidden": 16, "partition__kind": "iid"}
     accuracy = {}
     for rule in ("fedavg", "median", "multi_krum"):
-        swept = tsfl_jax.sweep(small(algorithm=rule, **settings), {"seed": [0, 1, 2]})
+        trim = {"krum__trim": 0.2} if rule == "multi_krum" else {}
+        config = small(algorithm=rule, **settings, **trim)
+        swept = tsfl_jax.sweep(config, {"seed": [0, 1, 2]})
         accuracy[rule] = swept.history["test_accuracy"][:, -1]
     for rule in ("median", "multi_krum"):  # with each seed, by 30 points
         assert (accuracy[rule] > np.nan_to_num(accuracy["fedavg"]) + 0.3).all(), (

@@ -71,6 +71,24 @@ KINDS = {
         "timeline__buffer": 3,
         "timeline__speed": "constant(1);constant(1.3);constant(0.3);constant(1)",
     },
+    "colluding attackers": {
+        "algorithm": "fedavg",
+        "num_clients": 5,
+        "attack__kind": "alie",
+        "attack__share": 0.4,
+    },
+    "attackers in cohorts": COHORT
+    | {
+        "attack__kind": "gaussian",
+        "attack__share": 0.3,
+        "uplink__chain": "topk",
+        "topk__feedback": "ef",
+    },
+    "backdoor": {
+        "algorithm": "centered_clipping",
+        "attack__kind": "backdoor",
+        "attack__share": 0.3,
+    },
     # Each seed holds out other samples.
     "online": {
         "algorithm": "fedavg",

@@ -6,7 +6,6 @@ paired by seed; and what attackers gain by claiming more local iterations than t
 
 import argparse
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from tsfl_jax.config import Config, get
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS
 from tsfl_jax.run import grid
-from tsfl_jax.timeline.attackers import AttackConfig, draw
+from tsfl_jax.timeline.attackers import draw
 
 ATTACKS = ("sign_flip", "scale", "gaussian", "alie", "ipm", "label_flip", "backdoor")
 SHARES = (0.1, 0.2, 0.3)
@@ -81,7 +80,7 @@ def points(given: argparse.Namespace, framework: str) -> dict[tuple, Changes]:
     attacks = [(kind, share) for kind in given.attacks for share in given.shares]
     found: dict[tuple, Changes] = {}
     for rule in RULES[framework]:
-        settings = {"algorithm": rule}
+        settings: dict[str, Any] = {"algorithm": rule}
         if rule in _TOLD:
             settings[_TOLD[rule]] = max(SHARES)
         honest = {"attack.kind": "sign_flip", "attack.share": HONEST}
@@ -119,30 +118,31 @@ def success(runs: Runs) -> xarray.DataArray:
 
 def attackers_weight(runs: Runs) -> xarray.DataArray:
     """Σ ρ of the attackers in %, mean over the intervals, of each run."""
-    settings = AttackConfig(kind="sign_flip", share=CLAIM_SHARE)  # any kind
-    number, seeds = get(runs.config, "num_clients"), runs.keys.get_level_values("seed")
+    attack = {"attack.kind": "scale", "attack.share": CLAIM_SHARE}  # of any kind
+    config, seeds = (
+        grid.changed(runs.config, attack),
+        runs.keys.get_level_values("seed"),
+    )
+    number, settings = get(config, "num_clients"), config.attack
     chosen = np.stack([draw(seed, number, settings) for seed in seeds])
     rho = np.asarray(runs.result.history["rho"], float)
     return 100 * runs.labelled(np.nansum(rho * chosen[:, None], axis=2).mean(axis=1))
 
 
-def rows_of(results: Mapping[str, Runs]) -> list[Row]:
-    """Rows of framework, rule and share; accuracy by attack, and backdoor success."""
-    rows = []
-    for framework, runs in results.items():
-        accuracy, hits = study.texts(final(runs), ".1f"), study.texts(success(runs))
-        kinds = [kind for kind in accuracy["attack"].values if kind != "none"]
-        for rule in accuracy["rule"].values:
-            for share in accuracy["share"].values:
-                row = {"framework": style.name_of(framework)}
-                row |= {"rule": style.name_of(rule), "attackers": f"{share:.0%}"}
-                for kind in kinds:
-                    at = {"rule": rule, "attack": kind if share else "none"}
-                    row[kind] = accuracy.sel(at | {"share": share}).item()
-                if "backdoor" in kinds:
-                    at = {"rule": rule, "attack": "backdoor", "share": share}
-                    row["backdoor success"] = hits.sel(at).item()
-                rows.append(row)
+def rows_of(runs: Runs) -> list[Row]:
+    """Rows of rule and share: accuracy by attack, and backdoor success."""
+    accuracy, hits = study.texts(final(runs), ".1f"), study.texts(success(runs), ".1f")
+    kinds, rows = [k for k in accuracy["attack"].values if k != "none"], []
+    for rule in accuracy["rule"].values:
+        for share in accuracy["share"].values:
+            at = {"rule": rule, "share": share}
+            row = {"rule": style.name_of(rule), "attackers": f"{share:.0%}"}
+            for kind in kinds:
+                attack = {"attack": kind if share else "none"}
+                row[kind] = accuracy.sel(at | attack).item()
+            if "backdoor" in kinds:
+                row["backdoor success"] = hits.sel(at | {"attack": "backdoor"}).item()
+            rows.append(row)
     return rows
 
 
@@ -166,23 +166,22 @@ def claim_rows(runs: Runs) -> list[Row]:
 
 
 @style.styled
-def figure(results: Mapping[str, Runs], path: pathlib.Path) -> list[pathlib.Path]:
-    """A heat map for each framework: rules by attacks and shares."""
-    page, plots = style.figure_of(3.0 * len(results), nrows=len(results), squeeze=False)
-    for plot, (framework, runs) in zip(plots[:, 0], results.items(), strict=True):
-        mean = over(final(runs)).sel(statistic="mean")
-        kinds, shares = mean["attack"].values[1:], mean["share"].values[1:]
-        keys = [("none", 0.0), *((kind, share) for kind in kinds for share in shares)]
-        cells = np.stack([mean.sel(attack=a, share=s).values for a, s in keys], axis=1)
-        plot.imshow(cells, vmin=0, vmax=100, cmap="cividis", aspect="auto")
-        for (y, x), value in np.ndenumerate(cells):
-            look = {"ha": "center", "va": "center", "fontsize": 6}
-            look["color"] = "white" if value < 50 else "black"
-            plot.text(x, y, f"{value:.0f}", **look)
-        names = [f"{kind} {share:.0%}" for kind, share in keys]
-        plot.set_xticks(range(len(keys)), names, rotation=90, fontsize=6)
-        plot.set_yticks(range(len(mean["rule"])), study.named(mean["rule"]), fontsize=7)
-        plot.set_title(f"{style.name_of(framework)}: test accuracy in %")
+def figure(runs: Runs, title: str, path: pathlib.Path) -> list[pathlib.Path]:
+    """A heat map of the accuracy: rules by attacks and shares."""
+    page, plot = style.figure_of(3.2)
+    mean = over(final(runs)).sel(statistic="mean")
+    kinds, shares = mean["attack"].values[1:], mean["share"].values[1:]
+    keys = [("none", 0.0), *((kind, share) for kind in kinds for share in shares)]
+    cells = np.stack([mean.sel(attack=a, share=s).values for a, s in keys], axis=1)
+    plot.imshow(cells, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    for (y, x), value in np.ndenumerate(cells):
+        look = {"ha": "center", "va": "center", "fontsize": 6}
+        look["color"] = "white" if value < 50 else "black"
+        plot.text(x, y, f"{value:.0f}", **look)
+    names = [f"{kind} {share:.0%}" for kind, share in keys]
+    plot.set_xticks(range(len(keys)), names, rotation=90, fontsize=6)
+    plot.set_yticks(range(len(mean["rule"])), study.named(mean["rule"]), fontsize=7)
+    plot.set_title(style.title(f"{title}, test accuracy in %"))
     return style.save_both(page, path)
 
 
@@ -224,22 +223,21 @@ def main(texts: list[str]) -> None:
     about = arguments.joined(about, *arguments.settings_text(given.set))
     about = f"{about}, {arguments.seeds_text(given.seeds)}. Test accuracy in %, mean of"
     about += f" the last {_LAST} tests, and backdoor success in %: {OVER_SEEDS}"
-    name, results, made = f"attacks_{given.data}", {}, []
-    for framework in (name for name in FRAMEWORKS if name in given.frameworks):
-        changed = grid.changed(config, FRAMEWORKS[framework])
-        cells = given.out / "cells" / f"{name}_{framework}"
-        options = changed, points(given, framework), given.seeds, cells
-        results[framework] = study.run(*options, ("rule", "attack", "share"))
-    if results:
-        made += files.write_table(given.out, name, rows_of(results), f"{about}.")
-        made += figure(results, given.out / name)
-    if "claims" in given.frameworks:
-        changed = grid.changed(config, FRAMEWORKS["tsfl"])
-        cells = given.out / "cells" / f"{name}_claims"
-        options = changed, claim_points(), given.seeds, cells
-        rows = claim_rows(study.run(*options, ("rule", "attack", "claim")))
-        about += f"; T-SFL, {CLAIM_SHARE:.0%} attackers, changes paired by seed."
-        made += files.write_table(given.out, f"{name}_claims", rows, about)
+    made = []
+    for framework in given.frameworks:
+        is_claim, name = framework == "claims", f"attacks_{given.data}_{framework}"
+        changed = grid.changed(config, FRAMEWORKS["tsfl" if is_claim else framework])
+        settings = claim_points() if is_claim else points(given, framework)
+        dims = ("rule", "attack", "claim" if is_claim else "share")
+        cells = given.out / "cells" / name
+        runs = study.run(changed, settings, given.seeds, cells, dims)
+        head = style.name_of(framework)
+        if is_claim:
+            head = f"T-SFL, {CLAIM_SHARE:.0%} attackers, changes paired by seed"
+        rows = claim_rows(runs) if is_claim else rows_of(runs)
+        made += files.write_table(given.out, name, rows, f"{head}: {about}.")
+        if not is_claim:
+            made += figure(runs, f"{given.data}, {head}", given.out / name)
     print(*made, sep="\n")
 
 

@@ -71,7 +71,15 @@ def check_tune(variables, out):
     assert str(study.best_value) in out
 
 
+def check_attacks(variables, out):
+    """The median survives what the mean does not."""
+    (honest, attacked), robust = variables["accuracy"].values()
+    assert robust[1] > attacked + 0.3 and honest > attacked + 0.3
+    assert out.startswith("fedavg [")
+
+
 CHECKS = {"follow.md": check_follow, "tune.md": check_tune}
+CHECKS["attacks.md"] = check_attacks
 
 
 @pytest.mark.parametrize(("page", "block"), PYTHON)

@@ -106,9 +106,9 @@ SETTINGS = [
     ("schedule.tau_groups", "gaus(2,1)", "expected normal(mean,std)", DRAWN),
     ("timeline.speed", "constant(1e-9)", "tasks and iterations", TIMED),
     ("attack.pattern", 9, "[8, 8, 1]", BACKDOOR),
-    ("attack.target", 10, "10 classes; expected images", BACKDOOR),
-    ("train_all", False, "updates and the samples of all clients", COLLUDING),
-    ("partition.online", True, "of all clients; leave out", BACKDOOR),
+    ("attack.target", 10, "10 classes; expected class numbers", BACKDOOR),
+    ("train_all", False, "kind=alie needs the updates of all", COLLUDING),
+    ("partition.online", True, "needs the same samples", BACKDOOR),
     ("attack.share", 0.5, "would be ignored with --config.attack.kind=none", {}),
 ]
 

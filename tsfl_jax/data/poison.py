@@ -10,8 +10,7 @@ attackers share the data; the samples take twice the memory.
 
 Label flips: Fang, Cao, Jia, Gong, "Local Model Poisoning Attacks to Byzantine-Robust
 Federated Learning", USENIX Security 2020. Backdoor: Gu, Dolan-Gavitt, Garg, "BadNets:
-Identifying Vulnerabilities in the Machine Learning Model Supply Chain", 2017; with
-clients: Bagdasaryan et al., "How to Backdoor Federated Learning", AISTATS 2020.
+Identifying Vulnerabilities in the Machine Learning Model Supply Chain", 2017.
 """
 
 import functools
@@ -26,7 +25,7 @@ from tsfl_jax.timeline.attackers import DATA, AttackConfig
 from tsfl_jax.types import Array, Dataset, OnChanged, Partition
 
 
-def stamped(x: Shaped[Any, "M H W C"], side: int, value: Any, numpy: Any = np) -> Any:
+def _stamped(x: Shaped[Any, "M H W C"], side: int, value: Any, numpy: Any = np) -> Any:
     """Images with a square of `value` in the last corner."""
     H, W = x.shape[1:3]
     in_square = (np.arange(H) >= H - side)[:, None] & (np.arange(W) >= W - side)
@@ -36,7 +35,7 @@ def stamped(x: Shaped[Any, "M H W C"], side: int, value: Any, numpy: Any = np) -
 def poisoned(
     dataset: Dataset,
     partition: Partition,
-    is_attacker: Bool[np.ndarray, " U"],
+    is_attacker: Bool[np.ndarray, "U"],
     settings: AttackConfig,
     bright: Any,
 ) -> tuple[Dataset, Partition]:
@@ -44,14 +43,10 @@ def poisoned(
 
     Args:
       dataset: as honest clients have it.
-      partition: rows of U clients.
+      partition: rows of U clients; each prefix of a row gets its share of copies.
       is_attacker: of each of these.
-      settings: `kind`, and of a backdoor `target`, `pattern` and `poisoned`.
+      settings: of the attack; both are unchanged by another kind.
       bright: value of the pattern's pixels.
-
-    Returns:
-      Both as they are without such an attack. Of a backdoor every prefix of a row has
-      its share of copies.
 
     Raises:
       UserError: samples that cannot be poisoned.
@@ -62,28 +57,24 @@ def poisoned(
     x, y, share = dataset.x_train, dataset.y_train, 1.0
     copies, labels = x, dataset.num_classes - 1 - y
     if settings.kind == "backdoor":
-        copies, share = stamped(x, settings.pattern, bright), settings.poisoned
+        copies, share = _stamped(x, settings.pattern, bright), settings.poisoned
         labels = np.full_like(y, settings.target)
     place = np.arange(partition.indices.shape[1])
     is_copy = np.floor((place + 1) * share) > np.floor(place * share)
     moved = (is_attacker[:, None] & is_copy) * np.int32(len(y))
-    dataset = dataset._replace(
-        x_train=np.concatenate([x, copies]), y_train=np.concatenate([y, labels])
-    )
-    return dataset, partition._replace(indices=partition.indices + moved)
+    x, y = np.concatenate([x, copies]), np.concatenate([y, labels])
+    split = partition._replace(indices=partition.indices + moved)
+    return dataset._replace(x_train=x, y_train=y), split
 
 
 def success_of(
     dataset: Dataset, settings: AttackConfig
 ) -> tuple[tuple[str, OnChanged], ...]:
-    """The score of a backdoor: test images of other classes, taken for `target`.
+    """The metric "attack_success": test images of other classes, taken for `target`.
 
     Args:
       dataset: as it was loaded.
-      settings: of the attack.
-
-    Returns:
-      The metric "attack_success" of a model; () without a backdoor.
+      settings: of the attack; (): no backdoor.
     """
     if settings.kind != "backdoor" or not settings.share:
         return ()
@@ -94,30 +85,22 @@ def success_of(
 
 @functools.lru_cache(maxsize=64)  # one function for all runs of a program
 def _success(side: int, target: int, value: float) -> OnChanged:
-    def change(x: Shaped[Array, "B H W C"]) -> Array:
-        return stamped(x, side, value, jnp)
-
     def taken(outputs: Num[Array, "B O"], y: Num[Array, "B"]) -> tuple[Array, Array]:
-        is_other = y != target
-        return is_other & (outputs.argmax(axis=-1) == target), is_other
+        return (y != target) & (outputs.argmax(axis=-1) == target), y != target
 
-    return OnChanged(change, taken)
+    return OnChanged(lambda x: _stamped(x, side, value, jnp), taken)
 
 
 def _check(dataset: Dataset, settings: AttackConfig) -> None:
-    x, is_backdoor = dataset.x_train, settings.kind == "backdoor"
-    has_classes = dataset.num_classes > 1 and dataset.target is None
-    flag = f"--config.attack.kind={settings.kind}: {dataset.name} has samples "
-    flag += f"{x.dtype}{list(x.shape[1:])} and {dataset.num_classes} classes; expected "
-    require(has_classes, f"{flag}class numbers; choose another attack")
+    shape, C = dataset.x_train.shape[1:], dataset.num_classes
+    fits = C > 1 and dataset.target is None
+    if settings.kind == "backdoor":
+        fits &= len(shape) == 3 and settings.pattern <= min(shape[:2])
+        fits &= settings.target < C
     require(
-        not is_backdoor
-        or (
-            x.ndim == 4
-            and settings.pattern <= min(x.shape[1:3])
-            and settings.target < dataset.num_classes
-        ),
-        f"{flag}images [H, W, C] not smaller than --config.attack.pattern="
-        f"{settings.pattern}, and more classes than --config.attack.target="
-        f"{settings.target}",
+        fits,
+        f"--config.attack.kind={settings.kind}, pattern={settings.pattern}, target="
+        f"{settings.target}: {dataset.name} has samples {[*shape]} and {C} classes; "
+        "expected class numbers, and of a backdoor images [H, W, C] and a target that "
+        "fit",
     )

@@ -35,7 +35,7 @@ from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
 from tsfl_jax.rules.base import Aggregator, ClientOutputs, Received, RoundInfo, Weights
 from tsfl_jax.types import Array, ClientGradients, Constants, Params, PRNGKey
 from tsfl_jax.uplink import chain
-from tsfl_jax.uplink.link import LinkInfo
+from tsfl_jax.uplink.link import LinkInfo, Uplink
 
 
 def run_interval(interval: Interval) -> tuple[State, History]:
@@ -206,14 +206,14 @@ def train_and_combine(
     become a mean of the clients' own, `mean_values`.
     """
     spec, state = interval.parts.spec, interval.state
-    colludes = chain.colludes(interval.parts.uplinks)
-    if interval.parts.rule.stacks or spec.regret or spec.waves > 1 or colludes:
+    colluding = [link for link in interval.parts.uplinks if link.collude]
+    if interval.parts.rule.stacks or spec.regret or spec.waves > 1 or colluding:
         updates, results = stacked_updates(
             train, state.uplinks, on_device, clients, spec
         )
         stack = mapping.gathered(updates, results, on_device, received, spec.axis)
-        if colludes:
-            stack = colluded(interval, stack, clients)
+        for link in colluding:
+            stack = colluded(interval, link, stack, clients)
             last = clients.tau.shape[0] - 1  # whatever it is of an empty entry
             updates = trees.take(stack.updates, jnp.minimum(on_device.place, last))
         if interval.parts.rule.stacks:
@@ -286,16 +286,15 @@ def stacked_updates(
 
 
 def colluded(
-    interval: Interval, stack: mapping.Stack, clients: local.Client
+    interval: Interval, link: Uplink, stack: mapping.Stack, clients: local.Client
 ) -> mapping.Stack:
     """The updates as attackers send them that know all of them."""
-    parts, attacker = interval.parts, interval.problem.attacker
-    assert attacker is not None, "the links ask for it"
-    present, is_attacker = stack.received.present, attacker[clients.place]
-    updates = chain.collude(
-        parts.uplinks, stack.updates, present, is_attacker, interval.hparams
-    )
-    return stack._replace(updates=updates)
+    attacker, collude = interval.problem.attacker, link.collude
+    assert collude and attacker is not None, "the link asks for it"
+    present, settings = stack.received.present, interval.hparams.of(link.section)
+    params = stack.updates["params"]
+    params = collude(params, present, attacker[clients.place], settings)
+    return stack._replace(updates={**stack.updates, "params": params})
 
 
 def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mixed:
@@ -330,21 +329,14 @@ def trained_by_server(interval: Interval, received: Received) -> Params:
     steps = jnp.where(received.present, received.info.steps, jnp.nan)
     rows, mask = map(jnp.asarray, problem.validation)
     zero = jnp.int32(0)
-    server = local.Client(
-        id=zero,
-        tau=jnp.nan_to_num(jnp.nanmedian(steps)).astype(jnp.int32),
-        size=mask.sum(),
-        row=rows.reshape(-1),
-        place=zero,
-        task=zero,
-        snapshot=zero,
-    )
+    median = jnp.nan_to_num(jnp.nanmedian(steps)).astype(jnp.int32)
+    samples = median, mask.sum(), rows.reshape(-1)
+    server = local.Client(zero, *samples, place=zero, task=zero, snapshot=zero)
     spec = dataclasses.replace(parts.spec, iteration="step")
     key = rng.fold(received.info.key, "server training")
     start = local.Start(state.params, key)
-    model, _ = local.train(
-        parts._replace(spec=spec), start, server, problem.samples, hparams
-    )
+    parts = parts._replace(spec=spec)
+    model, _ = local.train(parts, start, server, problem.samples, hparams)
     moved, params = trees.parted(model)[0], trees.parted(state.params)[0]
     return jax.tree.map(jnp.subtract, moved, params)
 

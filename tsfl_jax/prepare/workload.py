@@ -279,8 +279,10 @@ def _complete(
     if plan.schedule.free_riders:
         sent = _with_free_riders(plan, sent)
         times = _with_free_riders(plan, times) if counts_all else times
-    if plan.attack.claim:
-        sent = attackers.claiming(sent, plan.is_attacker, plan.attack.claim)
+    if claim := plan.attack.claim:
+        claims = plan.is_attacker[sent.client] & (sent.tau > 0)
+        reported = np.where(claims, claim, sent.reported).astype(np.int32)
+        sent = sent._replace(reported=reported)
     is_asked = np.broadcast_to(True, uploads.shape) if is_asked is None else is_asked
     if counts_all or not is_asked.all():
         work = deliveries.claimed(sent)

@@ -14,14 +14,15 @@ median of ‖u_i − v‖, so that it fits every network and phase of training.
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.averages import Server, server_step
-from tsfl_jax.rules.base import Aggregator, Counts, Mixing, Received, ServerSide
+from tsfl_jax.rules.base import Aggregator, Mixing, Received, ServerSide
 from tsfl_jax.types import HParams, Params
 
 
@@ -30,21 +31,7 @@ class CenteredClipping:
     """Updates clipped around the last one."""
 
     radius: float = setting(0.0, "τ; 0: the median distance", low=0)
-    iterations: int = setting(
-        1, "how often updates are clipped around the mean", low=1, high=100
-    )
-
-
-def distances(
-    updates: Params, center: Params, present: Bool[Array, "N"]
-) -> Float[Array, "N"]:
-    """‖u_i − v‖ of leaves ``[N, ...]`` and ``[...]``; 0 where not present."""
-
-    def square(u: Array, v: Array) -> Array:
-        return jnp.square(u - v[None]).reshape(len(u), -1).sum(axis=1)
-
-    squares = jax.tree.leaves(jax.tree.map(square, updates, center))
-    return jnp.where(present, jnp.sqrt(sum(squares)), 0.0)
+    iterations: int = setting(1, "how often updates are clipped", low=1, high=100)
 
 
 def clipped_mean(
@@ -59,23 +46,19 @@ def clipped_mean(
     Args:
       updates: u_i, floating leaves ``[N, ...]``, finite.
       present: ``[N]``, which of them count, n.
-      center: v, leaves ``[...]``.
+      center: v, leaves ``[...]``; also what is returned if n = 0.
       radius: ``[]`` τ ≥ 0; 0: the median of the distances, anew each time.
       iterations: ``[]`` ≥ 0.
-
-    Returns:
-      Leaves ``[...]``; the center if n = 0.
     """
 
     def clipped(_: Array, center: Params) -> Params:
-        length = distances(updates, center, present)
+        apart = jax.tree.map(lambda u, v: u - v[None], updates, center)
+        length = jax.vmap(optax.tree.norm)(apart)
         middle = jnp.nanmedian(jnp.where(present, length, jnp.nan))
         most = jnp.where(jnp.asarray(radius) > 0, radius, middle)
         factor = jnp.minimum(1.0, most / jnp.where(length > 0, length, 1.0))
         share = jnp.where(present, factor, 0.0) / jnp.maximum(present.sum(), 1)
-        apart = jax.tree.map(lambda u, v: u - v[None], updates, center)
-        steps = trees.weighted(apart, share)
-        return jax.tree.map(jnp.add, center, steps)
+        return jax.tree.map(jnp.add, center, trees.weighted(apart, share))
 
     count = jnp.where(present.any(), jnp.asarray(iterations, jnp.int32), 0)
     return lax.fori_loop(0, count, clipped, center)
@@ -91,14 +74,9 @@ def combine(
     return new, new
 
 
-def _no_update(params: Params, counts: Counts) -> Params:
-    del counts
-    return jax.tree.map(jnp.zeros_like, params)
-
-
 CENTERED_CLIPPING = Aggregator(
     Mixing(combine=combine),
-    server=ServerSide(server_step, _no_update),
+    server=ServerSide(server_step, lambda w, _: jax.tree.map(jnp.zeros_like, w)),
     sections=(Server, CenteredClipping),
     label="centered clipping",
 )

@@ -15,6 +15,7 @@ trained from w^t all the same.
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float
 
 from tsfl_jax.rules.averages import Server, server_step
@@ -38,24 +39,14 @@ def trust_weights(
     Args:
       updates: u_i, leaves ``[N, ...]``, finite.
       reference: u_0, leaves ``[...]``.
-      present: ``[N]``, which of them count.
-
-    Returns:
-      ``[N]`` float32 ≥ 0; all 0 if none is trusted.
+      present: ``[N]``, which of them count; all weights are 0 if none is trusted.
     """
 
-    def products(u: Array, v: Array) -> Array:
-        return (u * v).reshape(len(u), -1).sum(axis=1, dtype=jnp.float32)
-
-    def total(tree: Params, other: Params) -> Array:
-        return jnp.stack(jax.tree.leaves(jax.tree.map(products, tree, other))).sum(0)
-
-    length = jnp.sqrt(total(updates, updates))
-    reference = jax.tree.map(lambda u: u[None], reference)
-    norm = jnp.sqrt(total(reference, reference)[0])
+    length, norm = jax.vmap(optax.tree.norm)(updates), optax.tree.norm(reference)
+    product = jax.vmap(lambda u: optax.tree.vdot(u, reference))(updates)
     is_counted = present & (length > 0) & (norm > 0)
     safe = jnp.where(is_counted, length, 1.0)
-    cosine = total(updates, reference) / (safe * jnp.where(norm > 0, norm, 1.0))
+    cosine = product / (safe * jnp.where(norm > 0, norm, 1.0))
     score = jnp.where(is_counted, jnp.maximum(cosine, 0.0), 0.0)
     return score * norm / (safe * jnp.where(score.any(), score.sum(), 1.0))
 

@@ -10,7 +10,6 @@ from tsfl_jax.data import targets
 from tsfl_jax.engine import optimizers, scan
 from tsfl_jax.prepare.custom_hooks import input_dtype
 from tsfl_jax.prepare.prepare import Prepared, counts_of
-from tsfl_jax.uplink import chain
 
 _DATA = ("training samples", "index table", "test samples")
 
@@ -56,7 +55,7 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
         "state of rule and links": _bytes((state.server, state.uplinks)),
         "clients in training": width * (model + moved + _bytes(optimizer)),
     }
-    stacks = prepared.rule.stacks or chain.colludes(prepared.uplinks)
+    stacks = prepared.rule.stacks or any(link.collude for link in prepared.uplinks)
     if stacks or prepared.config.measure_regret or prepared.waves > 1:
         # Models of the device's own clients, and updates of all clients.
         rows["stacked models"] = (-(-slots // num_devices) + slots) * model

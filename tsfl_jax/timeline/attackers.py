@@ -12,13 +12,16 @@ from jaxtyping import Bool
 
 from tsfl_jax import rng
 from tsfl_jax.components import changed, component, setting
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.types import UserError
 
 # Strengths s by kind, where none is set; 0 of alie: by the number of attackers.
 UPDATE = {"sign_flip": 1.0, "scale": 10.0, "gaussian": 10.0, "constant": 10.0}
 COLLUDING = {"alie": 0.0, "ipm": 0.5}
 DATA = ("label_flip", "backdoor")
 KINDS = ("none", *UPDATE, *COLLUDING, *DATA)
+_ANY: Any = {"used_by": ("kind", ())}
+_SENT: Any = {"used_by": ("kind", (*UPDATE, *COLLUDING))}
+_BACKDOOR: Any = {"used_by": ("kind", ("backdoor",))}
 
 
 @component("attack")
@@ -26,36 +29,13 @@ class AttackConfig:
     """A share of the clients that attack."""
 
     kind: str = setting("none", "what attackers do", KINDS)
-    share: float = setting(
-        0.0, "share of the clients that attack", low=0, below=1, used_by=("kind", ())
-    )
-    strength: float = setting(
-        0.0,
-        "s in uplink.attack and uplink.collusion; 0: that of the kind",
-        low=0,
-        used_by=("kind", (*UPDATE, *COLLUDING)),
-    )
-    target: int = setting(
-        0,
-        "backdoor: class of samples with the pattern",
-        low=0,
-        used_by=("kind", ("backdoor",)),
-    )
-    pattern: int = setting(
-        2,
-        "backdoor: pixels along a side of the bright square in the last corner",
-        low=1,
-        used_by=("kind", ("backdoor",)),
-    )
+    share: float = setting(0.0, "share of clients that attack", low=0, below=1, **_ANY)
+    claim: int = setting(0, "τ that attackers report; 0: as done", low=0, **_ANY)
+    strength: float = setting(0.0, "s of what is sent; 0: the kind's", low=0, **_SENT)
+    target: int = setting(0, "class of samples with the pattern", low=0, **_BACKDOOR)
+    pattern: int = setting(2, "pixels along its side", low=1, **_BACKDOOR)
     poisoned: float = setting(
-        0.5,
-        "backdoor: share of an attacker's samples that have the pattern",
-        above=0,
-        high=1,
-        used_by=("kind", ("backdoor",)),
-    )
-    claim: int = setting(
-        0, "τ that attackers report; 0: what they did", low=0, used_by=("kind", ())
+        0.5, "share of an attacker's samples with it", above=0, high=1, **_BACKDOOR
     )
 
     def resolved(self) -> "AttackConfig":
@@ -66,21 +46,15 @@ class AttackConfig:
     def check(self, config: Any, rule: Any) -> None:
         """Refuse attacks on what an experiment does not have."""
         del rule
-        missing = {
-            "train_all=False": self.kind in COLLUDING and not config.train_all,
-            "partition.online=True": self.kind in DATA and config.partition.online,
-        }
-        for setting_text in (
-            text for text, is_missing in missing.items() if is_missing
-        ):
-            raise UserError(
-                f"--config.attack.kind={self.kind}: attackers need the updates and the "
-                f"samples of all clients; leave out --config.{setting_text}"
-            )
+        needs = f"--config.attack.kind={self.kind} needs the "
+        if self.kind in COLLUDING and not config.train_all:
+            raise UserError(f"{needs}updates of all: leave out --config.train_all")
+        if self.kind in DATA and config.partition.online:
+            raise UserError(f"{needs}same samples: leave out --config.partition.online")
 
 
-def draw(seed: int, num_clients: int, settings: AttackConfig) -> Bool[np.ndarray, " N"]:
-    """Whether each client attacks: exactly ⌊share · N + ½⌋ do.
+def draw(seed: int, num_clients: int, settings: AttackConfig) -> Bool[np.ndarray, "N"]:
+    """Whether each client attacks: exactly ⌊share · N + ½⌋ of N do.
 
     They have the smallest random bits of (seed, id), so that a larger share adds
     attackers to those of a smaller one.
@@ -89,9 +63,6 @@ def draw(seed: int, num_clients: int, settings: AttackConfig) -> Bool[np.ndarray
       seed: of the fleet.
       num_clients: N ≥ 1.
       settings: `kind` and `share`.
-
-    Returns:
-      ``[N]`` bool, by client id; none without an attack.
     """
     is_attacker = np.zeros(num_clients, bool)
     count = int(settings.share * num_clients + 0.5) * (settings.kind != "none")
@@ -101,20 +72,9 @@ def draw(seed: int, num_clients: int, settings: AttackConfig) -> Bool[np.ndarray
     return is_attacker
 
 
-def claiming(
-    times: Schedule, is_attacker: Bool[np.ndarray, " N"], claim: int
-) -> Schedule:
-    """The schedule in which attackers that deliver report `claim` iterations."""
-    claims = is_attacker[times.client] & (times.tau > 0)
-    reported = np.where(claims, claim, times.reported).astype(np.int32)
-    return times._replace(reported=reported)
-
-
-def notes(is_attacker: Bool[np.ndarray, " N"], settings: AttackConfig) -> tuple:
+def notes(is_attacker: Bool[np.ndarray, "N"], settings: AttackConfig) -> tuple:
     """Which clients attack, in a line."""
     ids = np.flatnonzero(is_attacker)
-    if settings.kind == "none" or not settings.share:
-        return ()
     first = ", ".join(map(str, ids[:8])) + (", …" if len(ids) > 8 else "")
-    count = f"{len(ids):,} of {len(is_attacker):,} clients attack"
-    return (f"{count} ({settings.kind})" + (f": {first}" if first else ""),)
+    count = f"{len(ids):,} of {len(is_attacker):,} clients attack ({settings.kind})"
+    return (f"{count}: {first}",) if len(ids) else ()

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from tsfl_jax import rng
 from tsfl_jax.types import Array, HParams, Params, PRNGKey
@@ -57,27 +57,6 @@ def send(
         update, state = link.send(update, state, one, _settings(link, hparams))
         new_states.append(state)
     return update, tuple(new_states)
-
-
-def colludes(chain: Chain) -> bool:
-    """Whether a link needs all updates of an interval at once."""
-    return any(link.collude for link in chain)
-
-
-def collude(
-    chain: Chain,
-    updates: Params,
-    present: Bool[Array, "K"],
-    is_attacker: Bool[Array, "K"],
-    hparams: HParams,
-) -> Params:
-    """The updates ``[K, ...]``, {"params": …}, after those links."""
-    params = updates["params"]
-    for link in chain:
-        if link.collude:
-            settings = _settings(link, hparams)
-            params = link.collude(params, present, is_attacker, settings)
-    return {**updates, "params": params}
 
 
 def receive(chain: Chain, total: Params, key: PRNGKey, hparams: HParams) -> Params:

@@ -1,11 +1,11 @@
 """Attackers that know the honest updates of an interval, all of them with one update.
 
     alie:  μ − z σ     a little is enough
-    ipm:   −ε μ        inner-product manipulation
+    ipm:   −s μ        inner-product manipulation
 
-with the mean μ and the standard deviation σ of each coordinate over the honest updates,
-and ε = s. z = s, or with s = 0 the largest one with which s' = ⌊n/2⌋ + 1 − m honest
-ones of n updates are farther from μ than m attackers, if the updates are normal:
+with the mean μ and the standard deviation σ of each coordinate over the honest updates.
+z = s, or with s = 0 the largest one with which s' = ⌊n/2⌋ + 1 − m honest ones of n
+updates are farther from μ than m attackers, if the updates are normal:
 z = Φ⁻¹((n − m − s')/(n − m)). All updates must be known at once, so they are stacked
 under every rule: memory grows with the clients of an interval.
 
@@ -26,7 +26,7 @@ from tsfl_jax.uplink.link import Uplink
 
 
 def largest_z(number: Int[Array, ""], attackers: Int[Array, ""]) -> Float[Array, ""]:
-    """z = Φ⁻¹((n − m − s')/(n − m)), s' ≥ 1, and z ≥ 0.
+    """z = Φ⁻¹((n − m − s')/(n − m)) ≥ 0, with s' ≥ 1, of n updates and m attackers.
 
     >>> print(largest_z(jnp.int32(50), jnp.int32(24)).round(2))  # Φ⁻¹(24/26)
     1.43
@@ -44,26 +44,22 @@ def collude(
     settings: AttackConfig,
 ) -> Params:
     """The updates of the parameters, leaves ``[K, ...]``, as they are sent."""
-    honest, attacks = present & ~is_attacker, present & is_attacker
-    count = honest.sum()
-    z = jnp.where(
-        settings.strength > 0,
-        settings.strength,
-        largest_z(present.sum(), attacks.sum()),
-    )
+    honest, s = present & ~is_attacker, jnp.asarray(settings.strength)
+    attacks, count = present & is_attacker & honest.any(), honest.sum()
+    z = jnp.where(s > 0, s, largest_z(present.sum(), present.sum() - count))
     is_alie = jnp.asarray(settings.kind) == KINDS.index("alie")
 
     def leaf(u: Array) -> Array:
+        shape = (-1, *(1,) * (u.ndim - 1))
+
         def mean(values: Array) -> Array:
-            mask = honest.reshape(honest.shape + (1,) * (u.ndim - 1))
-            total = jnp.where(mask, values, 0.0).sum(axis=0)
+            total = jnp.where(honest.reshape(shape), values, 0.0).sum(axis=0)
             return total / jnp.maximum(count, 1)
 
         center = mean(u)
         spread = jnp.sqrt(mean((u - center[None]) ** 2))
-        sent = jnp.where(is_alie, center - z * spread, -settings.strength * center)
-        replaced = attacks & (count > 0)
-        return jnp.where(replaced.reshape(-1, *(1,) * (u.ndim - 1)), sent[None], u)
+        sent = jnp.where(is_alie, center - z * spread, -s * center)
+        return jnp.where(attacks.reshape(shape), sent[None], u)
 
     return jax.tree.map(leaf, updates)
 

@@ -79,7 +79,7 @@ def points(given: argparse.Namespace, framework: str) -> dict[tuple, Changes]:
     """Each rule with each attack and share, and without attackers."""
     attacks = [(kind, share) for kind in given.attacks for share in given.shares]
     found: dict[tuple, Changes] = {}
-    for rule in RULES[framework]:
+    for rule in (rule for rule in RULES[framework] if rule in given.rules):
         settings: dict[str, Any] = {"algorithm": rule}
         if rule in _TOLD:
             settings[_TOLD[rule]] = max(SHARES)
@@ -119,12 +119,10 @@ def success(runs: Runs) -> xarray.DataArray:
 def attackers_weight(runs: Runs) -> xarray.DataArray:
     """Σ ρ of the attackers in %, mean over the intervals, of each run."""
     attack = {"attack.kind": "scale", "attack.share": CLAIM_SHARE}  # of any kind
-    config, seeds = (
-        grid.changed(runs.config, attack),
-        runs.keys.get_level_values("seed"),
-    )
-    number, settings = get(config, "num_clients"), config.attack
-    chosen = np.stack([draw(seed, number, settings) for seed in seeds])
+    config = grid.changed(runs.config, attack)
+    drawn = get(config, "num_clients"), config.attack
+    seeds = runs.keys.get_level_values("seed")
+    chosen = np.stack([draw(seed, *drawn) for seed in seeds])
     rho = np.asarray(runs.result.history["rho"], float)
     return 100 * runs.labelled(np.nansum(rho * chosen[:, None], axis=2).mean(axis=1))
 
@@ -197,6 +195,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
     about = "read the data set from a folder of IDX files"
     parser.add_argument("--idx", type=arguments.folder, metavar="FOLDER", help=about)
     choices = {"attacks": ATTACKS, "frameworks": (*FRAMEWORKS, "claims")}
+    choices["rules"] = ("fedbuff", *RULES["tsfl"])
     for name, values in choices.items():
         options = {"nargs": "+", "default": values, "choices": values}
         parser.add_argument(f"--{name}", help=f"only these {name}", **options)

@@ -28,14 +28,15 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.run import grid, sweeps
 from tsfl_jax.types import Dataset, UserError
 
-# All rules that need no settings of their own. Not the two that need validation samples
-# (oracle, dms_adaptive): they would have data that the others lack.
+# All rules that need no settings of their own. Not those that need validation samples
+# (oracle, dms_adaptive, fltrust): they would have data that the others lack.
 RULES = (
     *("fedavg", "fedprox", "fednova", "scaffold", "fedavgm", "fedadam", "fedyogi"),
     *("dms", "bound_optimal", "learned", "fedasync", "fedbuff", "fedat"),
     *("median", "trimmed_mean", "geometric_median", "krum", "multi_krum"),
     *("flexible", "geometric_mean", "safa", "aso_fed", "secure_buffer"),
     *("feddyn", "fedexp", "qfedavg", "ca2fl", "fadas"),
+    "centered_clipping",
 )
 # On average 2.5 local iterations per client and interval, 3 in Case 3.
 FLEETS: dict[str, FleetNumbers | dict[str, Any]] = {

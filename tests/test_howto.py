@@ -107,12 +107,20 @@ def check_privacy(variables, out):
     assert pathlib.Path("privacy.png").stat().st_size > 10_000
 
 
+def check_attacks(variables, out):
+    """The median survives what the mean does not."""
+    (honest, attacked), robust = variables["accuracy"].values()
+    assert robust[1] > attacked + 0.3 and honest > attacked + 0.3
+    assert out.startswith("fedavg [")
+
+
 CHECKS = {
     "follow.md": check_follow,
     "tune.md": check_tune,
     "compression.md": check_compression,
     "costs.md": check_costs,
     "privacy.md": check_privacy,
+    "attacks.md": check_attacks,
 }
 
 

@@ -92,6 +92,8 @@ def test_every_setting_has_its_declared_type_and_range(name):
 SYNTHETIC = {"data.name": "synthetic", "data.shape": (4, 4, 1)}
 TIMED = {"timeline.framework": "afl", "algorithm": "fedasync"}
 DRAWN = {"schedule.kind": "distribution"}
+BACKDOOR = {"attack.kind": "backdoor", "attack.share": 0.5}
+COLLUDING = {"attack.kind": "alie", "attack.share": 0.5}
 MNIST = {"data.name": "mnist", "data.download": False, "data.dir": "/nowhere"}
 # Setting, its value, words that the answer must hold; other settings.
 SETTINGS = [
@@ -103,6 +105,11 @@ SETTINGS = [
     ("data.shape", (100_000, 100_000, 3), "memory", SYNTHETIC),
     ("schedule.tau_groups", "gaus(2,1)", "expected normal(mean,std)", DRAWN),
     ("timeline.speed", "constant(1e-9)", "tasks and iterations", TIMED),
+    ("attack.pattern", 9, "[8, 8, 1]", BACKDOOR),
+    ("attack.target", 10, "10 classes; expected class numbers", BACKDOOR),
+    ("train_all", False, "kind=alie needs the updates of all", COLLUDING),
+    ("partition.online", True, "needs the same samples", BACKDOOR),
+    ("attack.share", 0.5, "would be ignored with --config.attack.kind=none", {}),
 ]
 
 

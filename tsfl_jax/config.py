@@ -36,6 +36,7 @@ from tsfl_jax.sections import (
     SeedsConfig,
     StopConfig,
 )
+from tsfl_jax.timeline.attackers import AttackConfig
 from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, VARYING, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
@@ -65,7 +66,7 @@ LISTS: dict[str, Mapping[str, Any]] = {"uplink.chain": PARTS}
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
     *(ConstantsConfig, SeedsConfig, CohortConfig, SkewConfig, EvaluationConfig),
-    *(StopConfig, UplinkConfig, LocalLayers),
+    *(StopConfig, UplinkConfig, LocalLayers, AttackConfig),
 )
 
 

@@ -65,6 +65,7 @@ STREAMS = {
     "optimizer keys": 43,
     "collection keys": 44,
     "secure rounding": 45,  # of a client's update, below the stream "rule"
+    "server training": 47,  # of FLTrust, below "rule"
     "uplink": 46,  # of a client's task, by link; and at the server, below "rule"
     "framework": 42,  # on the host, of a framework that draws
     "fleet of numbers": 40,  # on the host, of studies
@@ -74,6 +75,7 @@ STREAMS = {
     "whole split": 62,  # on the host, of all samples
     "skew": 63,  # on the host, noise of samples and labels
     "copula": 64,  # on the host, by client id
+    "attackers": 66,  # on the host, by client id
     "scored clients": 65,  # on the host, with seed 0
     # On the host, of cohorts; the others by client id.
     "cohort": 70,  # who is asked, by tier and interval

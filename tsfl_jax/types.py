@@ -123,6 +123,13 @@ class Dataset(NamedTuple):
         )
 
 
+class OnChanged(NamedTuple):
+    """A metric of the model's outputs on changed test samples."""
+
+    change: Any  # samples as stored [B, ...] -> the same shape and dtype
+    metric: Any  # as of `models.model.Model`: (outputs, labels) -> values, weights
+
+
 class Partition(NamedTuple):
     """Which training samples each client may use."""
 

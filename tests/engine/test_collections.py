@@ -77,7 +77,7 @@ def test_variances_stay_within_those_of_the_data(rule, framework):
     and it falls; FedNova's Σ ρ of 2 and more would make it negative.
     """
     config = config_of(rule, framework)
-    if rule in ("dms_adaptive", "learned", "oracle"):
+    if rule in ("dms_adaptive", "learned", "oracle", "fltrust"):
         config.data.validation = 40
     result = tsfl_jax.simulate(config, model=Normed(), dataset=dataset())
     norm = result.params["batch_stats"]["BatchNorm_0"]

@@ -42,6 +42,7 @@ def compiled(name):
             state,
             hparams=HPARAMS,
             validation=lambda w: ((w["w"] - 1) ** 2).sum(),
+            server_update=jax.tree.map(lambda u: u.mean(axis=0), updates),
             gradients=gradients._replace(square=gradients.square[0]),
             **inputs,
         )

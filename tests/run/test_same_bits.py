@@ -96,6 +96,24 @@ KINDS = {
         "clip__quantile": 0.5,
         "noise__multiplier": 0.2,
     },
+    "colluding attackers": {
+        "algorithm": "fedavg",
+        "num_clients": 5,
+        "attack__kind": "alie",
+        "attack__share": 0.4,
+    },
+    "attackers in cohorts": COHORT
+    | {
+        "attack__kind": "gaussian",
+        "attack__share": 0.3,
+        "uplink__chain": "topk",
+        "topk__feedback": "ef",
+    },
+    "backdoor": {
+        "algorithm": "centered_clipping",
+        "attack__kind": "backdoor",
+        "attack__share": 0.3,
+    },
     # Each seed holds out other samples.
     "online": {
         "algorithm": "fedavg",

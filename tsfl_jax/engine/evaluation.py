@@ -107,10 +107,16 @@ def evaluate(
     A group without samples has NaN; `samples` give the scale.
     """
 
+    def value(metric: Any, outputs: Array, item: TestSet) -> Any:
+        if isinstance(metric, types.OnChanged):
+            x = scaled(samples, metric.change(item.x))
+            return metric.metric(model.predict(variables, x), item.y)
+        return metric(outputs, item.y)
+
     def batch(item: TestSet) -> tuple[Array, Array, list[Any], tuple[Array, ...]]:
         outputs = model.predict(variables, scaled(samples, item.x))
         loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
-        pairs = [metric(outputs, item.y) for _, metric in model.metrics]
+        pairs = [value(metric, outputs, item) for _, metric in model.metrics]
         pairs = [m if isinstance(m, tuple) else (m, item.mask) for m in pairs]
         pairs = jax.tree.map(
             lambda a: jnp.where(item.mask, a, 0).sum(dtype=jnp.float32), pairs

@@ -13,6 +13,7 @@ Random streams are those of `rng`, by interval and client, so results do not dep
 how clients are grouped in blocks or ordered, nor on where a run was resumed.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -34,7 +35,7 @@ from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
 from tsfl_jax.rules.base import Aggregator, ClientOutputs, Received, RoundInfo, Weights
 from tsfl_jax.types import Array, ClientGradients, Constants, Params, PRNGKey
 from tsfl_jax.uplink import chain
-from tsfl_jax.uplink.link import LinkInfo, SumInfo
+from tsfl_jax.uplink.link import LinkInfo, SumInfo, Uplink
 
 
 def run_interval(interval: Interval) -> tuple[State, History]:
@@ -160,6 +161,8 @@ def client_training(interval: Interval, key: PRNGKey) -> Callable[..., mapping.T
         version = downloaded if links else state.params
         version = variables if is_own_start else version
         info = LinkInfo(rng.fold(start.key, "uplink"), number, version, model)
+        if problem.attacker is not None:
+            info = info._replace(is_attacker=problem.attacker[client.place])
         update, states = chain.send(links, states, info, hparams)
         if is_older:
             update["params"] = jax.tree.map(
@@ -216,11 +219,16 @@ def train_and_combine(
     become a mean of the clients' own, `mean_values`.
     """
     spec, state = interval.parts.spec, interval.state
-    if interval.parts.rule.stacks or spec.regret or spec.waves > 1:
+    colluding = [link for link in interval.parts.uplinks if link.collude]
+    if interval.parts.rule.stacks or spec.regret or spec.waves > 1 or colluding:
         updates, results = stacked_updates(
             train, state.uplinks, on_device, clients, spec
         )
         stack = mapping.gathered(updates, results, on_device, received, spec.axis)
+        for link in colluding:
+            stack = colluded(interval, link, stack, clients)
+            last = clients.tau.shape[0] - 1  # whatever it is of an empty entry
+            updates = trees.take(stack.updates, jnp.minimum(on_device.place, last))
         if interval.parts.rule.stacks:
             mixed = _of_stack(interval, stack, weights)
         else:
@@ -290,12 +298,27 @@ def stacked_updates(
     return stacked
 
 
+def colluded(
+    interval: Interval, link: Uplink, stack: mapping.Stack, clients: local.Client
+) -> mapping.Stack:
+    """The updates as attackers send them that know all of them."""
+    attacker, collude = interval.problem.attacker, link.collude
+    assert collude and attacker is not None, "the link asks for it"
+    present, settings = stack.received.present, interval.hparams.of(link.section)
+    params = stack.updates["params"]
+    params = collude(params, present, attacker[clients.place], settings)
+    return stack._replace(updates={**stack.updates, "params": params})
+
+
 def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mixed:
     """The update that the rule makes of all updates."""
     parts, state, _, hparams, problem, _ = interval
     objective = from_updates.objective(
         parts, state.params, stack.updates, problem.samples, problem.validation
     )
+    moved, server_update = trees.parted(stack.updates)[0], None
+    if parts.rule.mixing.trains_server:
+        server_update = trained_by_server(interval, stack.received)
     return mix_stacked(
         parts.rule,
         stack.updates,
@@ -303,9 +326,32 @@ def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mix
         weights,
         stack.received,
         state.server,
-        ClientOutputs(stack.loss, objective),
+        ClientOutputs(stack.loss, objective, moved, server_update),
         hparams,
     )
+
+
+def trained_by_server(interval: Interval, received: Received) -> Params:
+    """The update of the parameters that the server trains on validation samples.
+
+    From w^t, with as many mini-batch steps as the median client reports; the same on
+    all devices.
+    """
+    parts, state, _, hparams, problem, _ = interval
+    assert problem.validation, "checked before the run"
+    steps = jnp.where(received.present, received.info.steps, jnp.nan)
+    rows, mask = map(jnp.asarray, problem.validation)
+    zero = jnp.int32(0)
+    median = jnp.nan_to_num(jnp.nanmedian(steps)).astype(jnp.int32)
+    samples = median, mask.sum(), rows.reshape(-1)
+    server = local.Client(zero, *samples, place=zero, task=zero, snapshot=zero)
+    spec = dataclasses.replace(parts.spec, iteration="step")
+    key = rng.fold(received.info.key, "server training")
+    start = local.Start(state.params, key)
+    parts = parts._replace(spec=spec)
+    model, _ = local.train(parts, start, server, problem.samples, hparams)
+    moved, params = trees.parted(model)[0], trees.parted(state.params)[0]
+    return jax.tree.map(jnp.subtract, moved, params)
 
 
 def _regret_of(

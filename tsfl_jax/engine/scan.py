@@ -31,7 +31,7 @@ Run = Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]
 
 
 # Fields of `Problem` that each experiment has of its own, with a leading axis [L].
-PER_RUN = ("rows", "client", "validation", "class_index", "scored")
+PER_RUN = ("rows", "client", "validation", "class_index", "attacker", "scored")
 # Fields of `Inputs` that all experiments of a program share.
 SHARED = ("interval", "evaluate")
 

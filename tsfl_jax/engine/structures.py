@@ -38,6 +38,8 @@ class Problem(NamedTuple):
     validation: evaluation.HeldOut | None = None
     # Number of test samples in each group that has a score of its own; None: no groups.
     group_size: Int[Array, "G"] | None = None
+    # Which clients attack; None: no link asks. Lanes have their own.
+    attacker: Bool[Array, "U"] | None = None
     # Whose models are tested, where layers stay with the clients. Lanes have their own.
     scored: evaluation.Scored | None = None
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Num
 
 from tsfl_jax.config import Config
-from tsfl_jax.data import quadratic, targets
+from tsfl_jax.data import poison, quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
 from tsfl_jax.models import losses, networks, precision, replay, text, tracing
 from tsfl_jax.models.model import with_measures
@@ -183,7 +183,8 @@ def network_of(
         config.model, config.quadratic, form, dataset, custom, traced
     )
     model = precision.with_precision(network.model, config.precision)
-    return network._replace(model=model)
+    metrics = (*model.metrics, *poison.success_of(dataset, config.attack))
+    return network._replace(model=model._replace(metrics=metrics))
 
 
 def traffic_of(

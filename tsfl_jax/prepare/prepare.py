@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, seeds_of, validate, with_sections
-from tsfl_jax.data import client_test, in_memory, skew
+from tsfl_jax.data import client_test, in_memory, poison, skew
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
@@ -363,6 +363,8 @@ def _split_of(
     among, seed = drawn if config.cohort.size else None, seeds_of(config).split
     split = splits.draw_split(config.partition, loaded, fixed, capacity, seed, among)
     dataset = skew.skewed(loaded, split, config.partition, seed)
+    attack = workload.attackers, config.attack, loaded.x_train.max()
+    dataset, split = poison.poisoned(dataset, split, *attack)
     number, tested = config.evaluation.number, None
     if config.evaluation.clients == "labels":
         classifies = network.model.classifies
@@ -481,6 +483,7 @@ def prepare_all(configs: list[Config], custom: Custom | None = None) -> list[Pre
     rule_settings.check_read(configs, custom)
     shared: dict[str, tuple[Dataset, str]] = {}
     traced: dict[str, Network] = {}
+    datasets: dict[tuple[str, str], Dataset] = {}
     runs = []
     for config in configs:
         key = data_key(config) if custom.dataset is None else ""
@@ -489,5 +492,9 @@ def prepare_all(configs: list[Config], custom: Custom | None = None) -> list[Pre
             shared[key] = dataset, digest or data.digest(dataset)
         dataset, digest = shared[key]
         parts = custom._replace(dataset=dataset)
-        runs.append(prepare_validated(config, parts, digest, traced))
+        run = prepare_validated(config, parts, digest, traced)
+        # Poisoned ones, too, which runs have made anew.
+        digest = key, run.fingerprints["data"]
+        dataset = datasets.setdefault(digest, run.dataset)
+        runs.append(run._replace(dataset=dataset))
     return runs

@@ -16,6 +16,7 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.prepare import weighting
 from tsfl_jax.rules import SECTIONS
 from tsfl_jax.timeline import (
+    attackers,
     cohort,
     copula,
     crowd,
@@ -47,6 +48,7 @@ class Workload(NamedTuple):
     # Ids of those on the device, sorted: all, of cohorts those that ever work.
     drawn: Int[np.ndarray, "U"] = np.zeros(0, np.int32)
     transfer_bytes: Bytes = (0.0, 0.0)
+    attackers: Bool[np.ndarray, "U"] = np.zeros(0, bool)  # whether each attacks
 
     @property
     def places(self) -> Int[np.ndarray, "T K"]:
@@ -69,6 +71,8 @@ class Plan(NamedTuple):
     cohort: cohort.CohortConfig
     seed: int  # of the fleet
     counts_all_work: bool  # whether the settings of some rule ask for K of all work
+    attack: attackers.AttackConfig
+    is_attacker: Bool[np.ndarray, "N"]
     transfer_bytes: Bytes | None = None  # None: not known
 
     @property
@@ -85,6 +89,7 @@ class Plan(NamedTuple):
 def plan_of(config: Config, transfer_bytes: Bytes | None = None) -> Plan:
     """What of a config decides who works when."""
     rules = (getattr(config, section) for section in SECTIONS)
+    seed = seeds_of(config).fleet
     return Plan(
         config.num_intervals,
         config.num_clients,
@@ -92,8 +97,10 @@ def plan_of(config: Config, transfer_bytes: Bytes | None = None) -> Plan:
         config.schedule,
         config.timeline,
         config.cohort,
-        seeds_of(config).fleet,
+        seed,
         any(getattr(settings, "counts_all_work", False) for settings in rules),
+        config.attack,
+        attackers.draw(seed, config.num_clients, config.attack),
         transfer_bytes,
     )
 
@@ -137,8 +144,15 @@ def draw_workload(
         )
     share, times = plan.schedule.arrive_from, workload.schedule
     times = deliveries.arriving(times, workload.trace, share, plan.horizon)
+    lines = attackers.notes(plan.is_attacker, plan.attack)
+    times = times._replace(notes=(*times.notes, *lines))
+    chosen = plan.is_attacker[workload.drawn]
     sent = transfer_bytes or (0.0, 0.0)
-    return workload._replace(schedule=times, transfer_bytes=sent)
+    return workload._replace(
+        schedule=times,
+        attackers=plan.is_attacker[workload.drawn],
+        transfer_bytes=sent,
+    )
 
 
 def _of_all(
@@ -278,6 +292,10 @@ def _complete(
     if plan.schedule.free_riders:
         sent = _with_free_riders(plan, sent)
         times = _with_free_riders(plan, times) if counts_all else times
+    if claim := plan.attack.claim:
+        claims = plan.is_attacker[sent.client] & (sent.tau > 0)
+        reported = np.where(claims, claim, sent.reported).astype(np.int32)
+        sent = sent._replace(reported=reported)
     is_asked = np.broadcast_to(True, uploads.shape) if is_asked is None else is_asked
     if counts_all or not is_asked.all():
         work = deliveries.claimed(sent)

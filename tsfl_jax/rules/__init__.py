@@ -11,10 +11,12 @@ from tsfl_jax.rules import (
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.rules.ca2fl import CA2FL
+from tsfl_jax.rules.centered_clipping import CENTERED_CLIPPING
 from tsfl_jax.rules.fadas import FADAS
 from tsfl_jax.rules.feddyn import FEDDYN
 from tsfl_jax.rules.fedexp import FEDEXP
 from tsfl_jax.rules.fednova import FEDNOVA
+from tsfl_jax.rules.fltrust import FLTRUST
 from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
 from tsfl_jax.rules.qfedavg import QFEDAVG
@@ -51,6 +53,8 @@ AGGREGATORS: dict[str, Aggregator] = {
     "qfedavg": QFEDAVG,
     "ca2fl": CA2FL,
     "fadas": FADAS,
+    "centered_clipping": CENTERED_CLIPPING,
+    "fltrust": FLTRUST,
 }
 
 # The settings of all rules by their section.

@@ -187,7 +187,6 @@ def mix_stacked(
         _check_update(delta, stack)
         update, means = trees.parted(delta)[0], delta.get("others")
     elif mixing.from_updates is not None:
-        outputs = outputs._replace(square=trees.square_norms(moved))
         weights, state = mixing.from_updates(outputs, state, received, hparams)
         received = received._replace(rho=weights.rho, shares=weights.shares)
         update = trees.weighted(moved, weights.rho)

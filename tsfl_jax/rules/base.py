@@ -87,7 +87,9 @@ class ClientOutputs(NamedTuple):
     # Mean sample loss of each client's training; NaN: absent.
     loss: Float[types.Array, "N"]
     validation: Objective | None  # loss on the validation samples; None: there are none
-    square: Float[types.Array, "N"] | float = math.nan  # ‖u_i‖²; `apply` fills it in
+    updates: Params = None  # u_i of the parameters, leaves [N, ...]
+    # Of the server, trained on the validation samples; None: the rule does not ask.
+    server_update: Params | None = None
 
 
 class Counts(NamedTuple):
@@ -155,9 +157,11 @@ class Mixing(NamedTuple):
     ) = None
     uses_constants: bool = False  # whether the weights depend on L, G², σ²
     uses_gradients: bool = False  # likewise on each client's σ_i² and dissimilarity
-    # Whether `from_updates` reads `ClientOutputs.validation`.
+    # Whether `from_updates` reads `ClientOutputs.validation`, or `server_update`.
     uses_validation: bool = False
     uses_losses: bool = False  # whether it makes no sense without `ClientOutputs.loss`
+    # With `uses_validation`: the server trains on these samples, `server_update`.
+    trains_server: bool = False
     # hyper-parameters -> whether no L, G², σ² are needed, although `uses_constants`.
     skips_constants: Callable[[HParams], bool] = lambda hparams: False
 

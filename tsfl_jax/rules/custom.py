@@ -213,6 +213,7 @@ def aggregate(
     gradients: ClientGradients | None = None,
     losses: Float[Array, "N"] | Any = None,
     validation: Callable[[Params], Array] | None = None,
+    server_update: Params | None = None,
     key: PRNGKey | None = None,
     hparams: HParams | None = None,
 ) -> tuple[Params, Any]:
@@ -237,6 +238,7 @@ def aggregate(
       gradients: σ_i² and dissimilarities at w^t, for `bound_optimal` only.
       losses: ``[N]``, mean loss of each client's training; None: not known, NaN.
       validation: params → loss on samples of the server, for `oracle` only.
+      server_update: of the server's own training, for `fltrust` only.
       key: of the rule's random numbers (DMS); None: of seed 0.
       hparams: η and what the rule reads, such as `constants`; None: plain SGD.
 
@@ -246,9 +248,15 @@ def aggregate(
     Raises:
       UserError: wrong ids, or no `gradients`, `losses`, … that the rule needs.
     """
-    has = {"validation": validation is not None, "losses": losses is not None}
-    if missing := [n for n in has if getattr(rule.mixing, f"uses_{n}") and not has[n]]:
-        raise UserError(f"expected {missing[0]}=, which the rule needs")
+    mixing = rule.mixing
+    uses_loss = mixing.uses_validation and not mixing.trains_server
+    for name, is_needed, value in (
+        ("validation", uses_loss, validation),
+        ("server_update", mixing.trains_server, server_update),
+        ("losses", mixing.uses_losses, losses),
+    ):
+        if is_needed and value is None:
+            raise UserError(f"expected {name}=, which the rule needs")
     updates, params = jax.tree.map(jnp.asarray, (updates, params))
     number = len(jax.tree.leaves(updates)[0])
     if size is None and _has_sizes(state):
@@ -256,8 +264,8 @@ def aggregate(
     counts = {"tau": tau, "size": size, "steps": steps, "lag": lag, "client": client}
     info, hparams = _info(rule, number, hparams, gradients, group, key, **counts)
     info = _of_state(state, info, client) if _has_sizes(state) else info
-    losses = jnp.full(number, jnp.nan) if losses is None else losses
-    return _applied(rule, updates, params, state, info, hparams, losses, validation)
+    server = losses, validation, server_update
+    return _applied(rule, updates, params, state, info, hparams, *server)
 
 
 @trees.arithmetic()
@@ -268,16 +276,18 @@ def _applied(
     state: Any,
     info: RoundInfo,
     hparams: HParams,
-    losses: Float[Array, "N"],
+    losses: Float[Array, "N"] | None,
     loss_of: Callable[[Params], Array] | None,
+    server_update: Params | None,
 ) -> tuple[Params, Any]:
     """w^{t+1} and the rule's state."""
     if not _is_variables(params):
         inner = loss_of and (lambda variables: loss_of(variables["params"]))
         updates, params = {"params": updates}, {"params": params}
-        new, state = _applied(
-            rule, updates, params, state, info, hparams, losses, inner
-        )
+        if server_update is not None:
+            server_update = {"params": server_update}
+        server = losses, inner, server_update
+        new, state = _applied(rule, updates, params, state, info, hparams, *server)
         return new["params"], state
     weights, present = decide((rule,), info, hparams), info.tau > 0
     present &= _finite(updates)
@@ -285,7 +295,9 @@ def _applied(
     zeros = jax.tree.map(jnp.zeros_like, updates)
     updates = jax.vmap(optax.tree.where)(present, updates, zeros)
     objective = _objective(updates, params, loss_of)
-    outputs = ClientOutputs(jnp.asarray(losses, jnp.float32), objective)
+    losses = jnp.full(len(info.tau), jnp.nan) if losses is None else losses
+    losses, moved = jnp.asarray(losses, jnp.float32), trees.parted(updates)[0]
+    outputs = ClientOutputs(losses, objective, moved, server_update)
     received = Received(info, weights.rho, present, shares=weights.shares)
     mixed = mix_stacked(
         rule, updates, params, weights, received, state, outputs, hparams

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from tsfl_jax import trees
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules import apply, base, fednova
 from tsfl_jax.rules.averages import BY_SIZE_SECTIONS, size_weights
@@ -50,7 +51,7 @@ def fair_weights(
     work = (share * fednova.of_sgd(info.steps, hparams)).sum() * hparams.lr
     of_sgd = (share * info.steps).sum() / jnp.where(work > 0, work, 1.0)
     smoothness = jnp.where(settings.smoothness > 0, settings.smoothness, of_sgd)
-    slope = settings.q * power / loss * smoothness * outputs.square
+    slope = settings.q * power / loss * smoothness * trees.square_norms(outputs.updates)
     total = (share * (power + slope)).sum()
     rho = share * power / jnp.where(total > 0, total, 1.0)
     return base.weights_of(rho, info.tau), state

@@ -21,6 +21,7 @@ from tsfl_jax.prepare.rule_settings import arrays as settings_arrays
 from tsfl_jax.run import initial_estimates
 from tsfl_jax.run import program as programs
 from tsfl_jax.run.identity import values_of
+from tsfl_jax.timeline.attackers import AttackConfig
 
 ONE_CALL = 4  # runs one after another: a killed call loses their work
 
@@ -198,11 +199,14 @@ def _make_problem(group: Group, lanes: list[Prepared]) -> scan.Problem:
     tables, width = [p.partition.indices for p in lanes], group.num_columns
     held_out = [p.held_out for p in lanes if len(p.held_out)]  # of all lanes, or none
     rows = [_padded(group, table, width - table.shape[1]) for table in tables]
+    asks = any(link.section is AttackConfig for link in lanes[0].uplinks)
+    attackers = [p.workload.attackers for p in lanes if asks]
     per_run = {
         "rows": np.stack(rows),
         "client": np.stack([_padded(group, p.workload.drawn) for p in lanes]),
         "validation": _stacked([evaluation.make_held_out(v) for v in held_out]),
         "class_index": _stacked([programs.class_index_of(p) for p in lanes]),
+        "attacker": _stacked([_padded(group, a) for a in attackers]),
         "scored": _stacked([programs.scored_of(p, group.num_scored) for p in lanes]),
     }
     per_run["group_size"] = getattr(lanes[0].tested, "size", None)

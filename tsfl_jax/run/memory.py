@@ -55,7 +55,8 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
         "state of rule and links": _bytes((state.server, state.uplinks)),
         "clients in training": width * (model + moved + _bytes(optimizer)),
     }
-    if prepared.rule.stacks or prepared.config.measure_regret or prepared.waves > 1:
+    stacks = prepared.rule.stacks or any(link.collude for link in prepared.uplinks)
+    if stacks or prepared.config.measure_regret or prepared.waves > 1:
         # Models of the device's own clients, and updates of all clients.
         rows["stacked models"] = (-(-slots // num_devices) + slots) * model
     else:

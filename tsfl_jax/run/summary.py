@@ -130,8 +130,8 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
         "final_test_loss": last_measured(history["test_loss"]),
         "diverged_at": int(lost[0]) + 1 if len(lost) else None,
     }
-    for name in client_test.SERIES:
-        if name in history and "accuracy" in name:
+    for name in (*client_test.SERIES, "attack_success"):
+        if name in history and "loss" not in name:
             scores[f"final_{name}"] = last_measured(history[name])
     for name in ("regret", "gap"):
         if name in history:  # over the measured intervals

@@ -5,7 +5,9 @@ from typing import Any
 from tsfl_jax.components import Part, check_name, component, section_of, setting
 from tsfl_jax.types import UserError, parts_of
 from tsfl_jax.uplink import (
+    attack,
     clip,
+    collusion,
     local_layers,
     model_download,
     noise,
@@ -17,6 +19,8 @@ from tsfl_jax.uplink import (
 from tsfl_jax.uplink.link import Uplink
 
 UPLINKS: dict[str, Uplink] = {
+    "attack": attack.ATTACK,  # first: attackers choose what they send
+    "collusion": collusion.COLLUSION,
     "local_layers": local_layers.LOCAL,
     "periodic_layers": local_layers.PERIODIC,
     "topk": topk.TOPK,

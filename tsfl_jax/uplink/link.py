@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.types import Array, Params, PRNGKey
 
@@ -36,6 +36,7 @@ class SumInfo(NamedTuple):
     count: Int[Array, ""]  # clients that deliver
     bound: Float[Array, ""] | float = math.inf  # as in `LinkInfo`
     multiplier: Float[Array, ""] | float = 0.0  # z of the chain's noise; 0: none
+    is_attacker: Bool[Array, ""] | bool = False
 
 
 class Traffic(NamedTuple):
@@ -76,6 +77,9 @@ class Uplink(NamedTuple):
     send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = (
         lambda update, state, info, settings: (update, state)
     )
+    # (updates of the parameters [K, ...], present [K], is_attacker [K], settings) ->
+    # updates, of all clients of an interval at once: these are stacked then
+    collude: Callable[[Params, Any, Any, Any], Params] | None = None
     # (Σ ρ_i u_i of the parameters, info, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
     receive: Callable[[Params, SumInfo, Any], Params] = lambda sums, info, settings: (

@@ -146,7 +146,6 @@ def draw_workload(
     times = deliveries.arriving(times, workload.trace, share, plan.horizon)
     lines = attackers.notes(plan.is_attacker, plan.attack)
     times = times._replace(notes=(*times.notes, *lines))
-    chosen = plan.is_attacker[workload.drawn]
     sent = transfer_bytes or (0.0, 0.0)
     return workload._replace(
         schedule=times,

@@ -100,7 +100,7 @@ def bits(traffic: Traffic, params: Params, settings: Clip) -> Traffic:
     """An adaptive C goes down, a float32, and b goes up."""
     del params
     down, up = (32, 1) if settings.quantile else (0, 0)
-    return Traffic(traffic.download + down, traffic.upload + up)
+    return traffic._replace(download=traffic.download + down, extra=traffic.extra + up)
 
 
 CLIP = Uplink(init=init, send=send, bound=bound, adapt=adapt, bits=bits, section=Clip)

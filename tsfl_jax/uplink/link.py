@@ -25,6 +25,7 @@ class LinkInfo(NamedTuple):
     model: Params  # the client's variables after training
     # ‖update‖₂ of the parameters is at most that after the links before; inf: unknown.
     bound: Float[Array, ""] | float = math.inf
+    is_attacker: Bool[Array, ""] | bool = False
 
 
 class SumInfo(NamedTuple):
@@ -36,7 +37,6 @@ class SumInfo(NamedTuple):
     count: Int[Array, ""]  # clients that deliver
     bound: Float[Array, ""] | float = math.inf  # as in `LinkInfo`
     multiplier: Float[Array, ""] | float = 0.0  # z of the chain's noise; 0: none
-    is_attacker: Bool[Array, ""] | bool = False
 
 
 class Traffic(NamedTuple):
@@ -89,9 +89,8 @@ class Uplink(NamedTuple):
     bound: Callable[[Any, Any, Any], Any] = lambda before, state, settings: math.inf
     # (states [U, ...] of all clients, info, settings) -> states, once at the server
     adapt: Callable[[Any, SumInfo, Any], Any] = lambda states, info, settings: states
-    multiplier: Callable[[Any], Any] = lambda settings: (
-        0.0
-    )  # settings -> z of its noise
+    # settings -> z of its noise
+    multiplier: Callable[[Any], Any] = lambda settings: 0.0
     # (traffic after the links before, shapes of the variables, settings) -> traffic
     bits: Callable[[Traffic, Params, Any], Traffic] = lambda traffic, params, _: traffic
     section: Any = None  # the component with its settings

@@ -199,11 +199,12 @@ def traffic_of(
     since compression is of the update alone. Single numbers such as losses, and the
     gradients of estimates, do not count.
     """
-    sent = np.array(chain.traffic(uplinks, params, hparams, num_intervals))
-    if rule.clients.gradient_correction is not None:
-        layers = tuple(link for link in uplinks if link.keeps_variables)
-        sent += np.array(chain.traffic(layers, params, hparams, num_intervals))
-    return sent / 8
+    layers = tuple(link for link in uplinks if link.keeps_variables)
+    has_variates = rule.clients.gradient_correction is not None
+    chains = (uplinks, layers) if has_variates else (uplinks,)
+    sent = [chain.traffic(links, params, hparams, num_intervals) for links in chains]
+    bits = [(traffic.download, traffic.upload) for traffic in sent]
+    return np.array(bits).sum(axis=0) / 8
 
 
 def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:

@@ -200,11 +200,11 @@ def traffic_of(
     since compression is of the update alone. Single numbers such as losses, and the
     gradients of estimates, do not count.
     """
-    chains = [uplinks]
-    if rule.clients.sends_variates:
-        chains.append(tuple(link for link in uplinks if link.keeps_variables))
+    layers = tuple(link for link in uplinks if link.keeps_variables)
+    chains = (uplinks, layers) if rule.clients.sends_variates else (uplinks,)
     sent = [chain.traffic(links, params, hparams, num_intervals) for links in chains]
-    return np.array([[s.download, s.upload] for s in sent]).sum(axis=0) / 8
+    bits = [(traffic.download, traffic.upload) for traffic in sent]
+    return np.array(bits).sum(axis=0) / 8
 
 
 def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:

@@ -112,7 +112,7 @@ def test_dependencies_are_those_that_are_imported():
     """What the package imports is declared."""
     names = {"absl": "absl-py", "sklearn": "scikit-learn"}
     names |= {"tensorflow_datasets": "tensorflow-datasets", "jaxlib": "jax"}
-    names |= {"yaml": "pyyaml"}
+    names |= {"yaml": "pyyaml", "dp_accounting": "dp-accounting"}
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
     optional = sum(project["optional-dependencies"].values(), [])
     declared = {

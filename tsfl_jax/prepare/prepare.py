@@ -281,13 +281,8 @@ def prepare_validated(
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
-    is_custom = custom.sampler is not None
-    privacy, hparams = account(
-        config, rule, workload, network.params, hparams, is_custom
-    )
-    split, dataset, tested = _split_of(
-        config, loaded, fixed, workload, network, uplinks
-    )
+    privacy, hparams = account(config, custom, rule, workload, network, hparams)
+    split, dataset, tested = _split_of(config, loaded, fixed, workload, network)
     digest = digest if dataset is loaded else ""
     mapping, mapping_notes = _mapping_of(config, network, steps)
     metrics = dict(network.model.metrics)
@@ -356,7 +351,6 @@ def _split_of(
     fixed: splits.FixedSamples,
     workload: Workload,
     network: Network,
-    uplinks: Chain,
 ) -> tuple[Partition, Dataset, ClientTest | None]:
     """Who holds which samples, these as the clients have them, and who is scored."""
     drawn, capacity = workload.drawn, workload.num_samples.astype(np.int32)
@@ -371,7 +365,7 @@ def _split_of(
         tested = client_test.by_labels(dataset, split, drawn, classifies, number)
     elif config.evaluation.clients == "own":
         # Clients that never work have no layers of their own.
-        is_personal = any(link.is_personal for link in uplinks)
+        is_personal = any(link.is_personal for link in chain_of(config))
         owners = drawn if is_personal else np.arange(config.num_clients)
         tested = client_test.by_owner(dataset, owners, number)
     return split, dataset, tested

@@ -25,6 +25,8 @@ from tsfl_jax.config import Config, get, seeds_of
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.prepare import rule_settings
+from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax.prepare.network import Network
 from tsfl_jax.prepare.workload import Workload
 from tsfl_jax.rules.apply import decide
 from tsfl_jax.rules.base import Aggregator, RoundInfo
@@ -71,32 +73,29 @@ def check(config: Config, rule: Aggregator, params: Params) -> None:
 
 def account(
     config: Config,
+    custom: Custom,
     rule: Aggregator,
     workload: Workload,
-    params: Params,
+    network: Network,
     hparams: HParams,
-    is_custom: bool,
 ) -> tuple[Privacy | None, HParams]:
     """What the noise of a run gives, None without; and the hyper-parameters with its z.
 
     Args:
-      config, rule, workload: of the run.
-      params: shapes of the network's variables.
-      hparams: what the rule's weights read.
-      is_custom: whether cohorts are drawn by a user's own sampler.
+      config, custom, rule, workload, network, hparams: those of the run.
 
     Raises:
       UserError: the influence of one client has no bound, or the library is missing.
     """
     if "noise" not in parts_of(config.uplink.chain):
         return None, hparams
-    check(config, rule, params)
+    check(config, rule, network.params)
     with user_code("dp-accounting is missing", "pip install 'tsfl_jax[privacy]'"):
         import dp_accounting as dp
 
     rho, last = _weights(config, rule, workload, hparams), len(workload.places) - 1
     units, target = _units(config, workload, rho), config.noise.epsilon
-    sampled = None if is_custom else _sampled(config, workload, rho)
+    sampled = None if custom.sampler else _sampled(config, workload, rho)
     z, delta = config.noise.multiplier, config.noise.delta
 
     def epsilon(z: float, t: int) -> tuple[float, str]:
@@ -118,9 +117,8 @@ def account(
             z += _TOLERANCE
         z *= 1 + 1e-6  # float32
     z, curve = float(np.float32(z)), np.full(last + 1, np.nan)
-    for t in np.unique(
-        np.linspace(0, last, _POINTS[bool(sampled)]).astype(int)
-    ).tolist():
+    points = np.linspace(0, last, _POINTS[bool(sampled)]).astype(int)
+    for t in np.unique(points).tolist():
         curve[t], method = epsilon(z, t)
     noise = changed(hparams.settings["noise"], multiplier=np.float32(z))
     hparams = hparams._replace(settings={**hparams.settings, "noise": noise})
@@ -179,7 +177,8 @@ def _sampled(
     count, weights, k = delivers.sum(axis=1), np.abs(rho[delivers]), cohort.size
     is_even = count.all() and np.ptp(weights) <= 1e-6 * weights.max()
     # The number of clients that an adaptive norm divides by would tell who is there.
-    fits = {"poisson": not config.clip.quantile, "uniform": (count == k).all()}
+    is_whole = (count == k).all() and cohort.ask <= k
+    fits = {"poisson": not config.clip.quantile, "uniform": is_whole}
     is_central = config.noise.where == "server"
     if not (k and is_anew and is_even and is_central and fits.get(cohort.sampler)):
         return None

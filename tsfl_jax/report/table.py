@@ -201,7 +201,7 @@ COLUMNS = {
     "final_client_accuracy_std": Column("std of clients, %", 100, spread_of_known),
     "final_client_accuracy_gini": Column("Gini of clients", cell=_SHORT),
     "mean_regret": Column("mean regret", cell=_SHORT),
-    "epsilon": Column("ε", cell=_SHORT, result=False),
+    "epsilon": Column("epsilon", cell=_SHORT, result=False),
     "intervals": Column("intervals", result=False),
     "virtual_time": Column("virtual time, s", result=False),
     "bytes_moved": Column("MB moved", 1e-6, result=False),

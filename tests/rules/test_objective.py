@@ -14,7 +14,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Quadratic
 from tsfl_jax.prepare.workload import draw_workload
 from tsfl_jax.rules.base import Counts
-from tsfl_jax.rules.client_memory import ControlVariates
+from tsfl_jax.rules.client_memory import ByClient
 from tsfl_jax.types import Dataset, UserError
 
 
@@ -109,7 +109,7 @@ def test_the_control_variates_are_those_of_the_download():
     # c has become 5 since the download, when it was 1: c_0⁺ = 2 − 1 + 4/(0.5·2) = 5.
     rule = rules.AGGREGATORS["scaffold"]
     own, size = {"w": jnp.array([[2.0], [8.0]])}, jnp.ones(2)
-    state = ControlVariates({"w": jnp.array([5.0])}, own, size, jnp.float32(0))
+    state = ByClient(own, size, jnp.float32(0), {"w": jnp.array([5.0])})
     broadcast = {"w": jnp.array([[1.0]])}
     correction = rule.clients.gradient_correction(state, {"w": jnp.array([1.0])}, 0)
     assert correction["w"].tolist() == [-1]

@@ -64,7 +64,7 @@ def test_a_rule_of_the_users_own_names_what_it_reads():
 def test_weights_by_size_have_no_limit():
     given = with_settings("dms", dms__by_size=True, dms__weight_limit=2.0)
     with pytest.raises(UserError, match="dms.by_size=True: .*no limit"):
-        rule_settings.check(given, AGGREGATORS["dms"])
+        rule_settings.check(given, AGGREGATORS["dms"], Custom())
 
 
 @pytest.mark.parametrize(("beta", "step"), [(0.5, 1.0), (0.95, 0.1)])

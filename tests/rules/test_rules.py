@@ -193,10 +193,10 @@ def test_safa_by_hand():
     assert numbers(w) == [7.0]
     # Of 0 alone, from w^1: 11/4 + 4/2, and the entry of 1 is 2 > 1 updates old: 7/4.
     w, state = step(w, state, [1, 0, 0], [[4.0], [0.0], [0.0]])
-    assert numbers(w) == [6.5] and state.age.tolist() == [0, 0, 1]
+    assert numbers(w) == [6.5] and state.local[1].tolist() == [0, 0, 1]
     # Of 1 alone; that of 2 has become too old: 11/4 + 8.5/4 + 6.5/2.
     w, state = step(w, state, [0, 1, 0], [[0.0], [2.0], [0.0]])
-    assert numbers(w) == [8.125] and state.age.tolist() == [1, 0, 0]
+    assert numbers(w) == [8.125] and state.local[1].tolist() == [1, 0, 0]
 
 
 def test_aso_fed_by_hand():
@@ -235,8 +235,8 @@ def test_scaffold_by_hand():
     # Client 1 alone, in another place, 1 step of −3: c_1 = 0 − 2 + 6 = 4, c += 4/3.
     happened = received([0, 1], rho=[0, 1.0], client=[0, 1])
     delta, state = combine("scaffold", stacked([0.0], [-3.0]), happened, state, lr=0.5)
-    np.testing.assert_allclose(state[0]["w"], [10 / 3], rtol=1e-6)
-    assert state[1]["w"].tolist() == [[2], [4], [4]]
+    np.testing.assert_allclose(state.common["w"], [10 / 3], rtol=1e-6)
+    assert state.local["w"].tolist() == [[2], [4], [4]]
     assert numbers(delta) == [-3]
 
 

@@ -288,7 +288,7 @@ def test_cases_of_a_cohort(kind):
 
 def checked(settings):
     config, own = prepare.accepted(replace(Config(), settings))
-    rule_settings.check(config, rule_settings.rule_of(config, own))
+    rule_settings.check(config, rule_settings.rule_of(config, own), own)
     return config
 
 

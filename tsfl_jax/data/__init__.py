@@ -73,12 +73,6 @@ def fingerprint(*arrays: ArrayLike) -> str:
     return digest.hexdigest()[:16]
 
 
-_PARTS = {
-    "train": ("x_train", "y_train", "client", "target"),
-    "test": ("x_test", "y_test", "test_client", "test_target"),
-}
-
-
 def _subset(dataset: Dataset, part: str, size: int) -> Dataset:
     """With a random subset of the training or test samples, in order; 0 = all."""
     y = getattr(dataset, f"y_{part}")
@@ -88,7 +82,9 @@ def _subset(dataset: Dataset, part: str, size: int) -> Dataset:
     require(size <= len(y), f"{setting}: {dataset.name} has only {samples}")
     # Runs with different seeds see the same samples.
     rows = np.sort(rng.generator(0, f"{part} subset").permutation(len(y))[:size])
-    arrays = {name: getattr(dataset, name) for name in _PARTS[part]}
+    prefix = "test_" * (part == "test")
+    names = f"x_{part}", f"y_{part}", f"{prefix}client", f"{prefix}target"
+    arrays = {name: getattr(dataset, name) for name in names}
     arrays = {name: a[rows] for name, a in arrays.items() if a is not None}
     return dataset._replace(**arrays)
 

@@ -25,7 +25,7 @@ from tsfl_jax.components import checker, component, setting
 from tsfl_jax.data import in_memory
 from tsfl_jax.data.inputs import require
 from tsfl_jax.timeline import distributions
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset, UserError, parts_of
 
 _MOST_CORRECTIONS = 10_000
 
@@ -158,12 +158,9 @@ def exact(
 def make_quadratic(
     num_clients: int,
     data_size: int,
-    *,
     batch_size: int,
+    settings: QuadraticConfig,
     curvature: Float[np.ndarray, "d"],
-    grad_variance: tuple[str, ...],
-    dissimilarity: tuple[str, ...],
-    distance: float,
     seed: int,
 ) -> Dataset:
     """Make samples of N clients that have these constants, up to float32 rounding.
@@ -178,11 +175,10 @@ def make_quadratic(
       num_clients: N ≥ 2.
       data_size: n, samples of each client, a multiple of B.
       batch_size: B, for which `grad_variance` holds.
+      settings: 1 ≤ G ≤ N distributions of σ_i² ≥ 0, see `distributions`; client i is in
+        group ⌊iG/N⌋; 0 if n = B: a full batch has no noise. Likewise of Γ_i =
+        ‖w* − w_i*‖² ≥ 0; and ‖w⁰ − w*‖² ≥ 0, with w⁰ = 0.
       curvature: λ > 0.
-      grad_variance: 1 ≤ G ≤ N distributions of σ_i² ≥ 0, see `distributions`; client i
-        is in group ⌊iG/N⌋. 0 if n = B: a full batch has no noise.
-      dissimilarity: likewise of Γ_i = ‖w* − w_i*‖² ≥ 0.
-      distance: ‖w⁰ − w*‖² ≥ 0, with w⁰ = 0.
       seed: ≥ 0, of all random numbers.
 
     Returns:
@@ -200,9 +196,9 @@ def make_quadratic(
         f"--config.batch_size={B}, so that all mini-batches are alike",
     )
     streams = random_streams.generator(seed, "quadratic data").spawn(5)
-    variance = _per_client("grad_variance", grad_variance, N, streams[0])
-    gamma = _per_client("dissimilarity", dissimilarity, N, streams[1])
-    optimum = np.sqrt(distance) * _unit(streams[2].normal(size=d))
+    variance = _per_client("grad_variance", settings, N, streams[0])
+    gamma = _per_client("dissimilarity", settings, N, streams[1])
+    optimum = np.sqrt(settings.distance) * _unit(streams[2].normal(size=d))
     optima = optimum + _offsets(np.sqrt(gamma), d, streams[3])
     x = optima[:, None] + _noise(variance, n, B, curvature, streams[4])
     return in_memory.make_dataset(
@@ -240,10 +236,10 @@ def _noise(
 
 
 def _per_client(
-    name: str, groups: tuple[str, ...], N: int, rng: np.random.Generator
+    name: str, settings: QuadraticConfig, N: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "N"]:
     """Sample one number ≥ 0 per client from the distributions of contiguous groups."""
-    flag = f"--config.quadratic.{name}"
+    flag, groups = f"--config.quadratic.{name}", parts_of(getattr(settings, name), ";")
     distributions.check_groups(f"quadratic.{name}", len(groups), N)
     group = np.arange(N) * len(groups) // N
     numbers = distributions.draw(groups, group, rng, flag=flag)

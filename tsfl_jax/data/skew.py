@@ -32,12 +32,7 @@ class SkewConfig:
     )
 
 
-def skewed(
-    dataset: Dataset,
-    partition: Partition,
-    settings: Any,
-    seed: int,
-) -> Dataset:
+def skewed(dataset: Dataset, partition: Partition, settings: Any, seed: int) -> Dataset:
     """The data set as its clients have it.
 
     Client i = 0..N−1 has noise of the standard deviation σ i/(N−1) in units of what the

@@ -26,7 +26,7 @@ from tsfl_jax.prepare import backend, custom_hooks, rule_settings, splits, train
 from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.network import Network, curvature_of, network_of, traffic_of
 from tsfl_jax.prepare.privacy import Privacy, account
-from tsfl_jax.prepare.workload import Workload, draw_workload, groups
+from tsfl_jax.prepare.workload import Workload, draw_workload
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.rules.custom import rule_of_component
@@ -138,16 +138,8 @@ def load_dataset(config: Config) -> Dataset:
         28 * config.num_clients * size * d.shape[0],  # noise, scaled, added; as float32
         "quadratic samples",
     )
-    return make_quadratic(
-        config.num_clients,
-        size,
-        batch_size=config.batch_size,
-        curvature=curvature_of(q, d.shape),
-        grad_variance=groups(q.grad_variance),
-        dissimilarity=groups(q.dissimilarity),
-        distance=q.distance,
-        seed=config.seed,
-    )
+    counts = config.num_clients, size, config.batch_size
+    return make_quadratic(*counts, q, curvature_of(q, d.shape), config.seed)
 
 
 def _mapping_of(
@@ -257,27 +249,26 @@ def prepare_validated(
     data_digest: str = "",
     traced: dict[str, Network] | None = None,
 ) -> Prepared:
-    """Draw and make everything of a validated config.
+    """Draw and make everything of a validated config; raises as `prepare`.
 
     Args:
       config: all settings, from `adopted`.
       custom: the user's own parts, likewise.
       data_digest: that of ``custom.dataset``, which was checked then; "": neither.
       traced: networks of experiments with the same custom parts, see `make_network`.
-
-    Raises:
-      UserError: a setting, file or data set that cannot work, in one line.
     """
     rule, uplinks = rule_settings.rule_of(config, custom), chain_of(config)
-    rule_settings.check(config, rule)
-    rule_settings.check_needs(config, rule, custom)
+    rule_settings.check(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
-    fixed = _fixed_samples(config, custom, loaded)
+    fixed = splits.fix_samples(config, custom.partition, loaded)
     network = network_of(config, loaded, custom, traced)
     network, start = trained.started(config.model, custom.params, network)
     hparams = hparams_of(config, rule)
     _link_states(uplinks, network, hparams)  # each link checks the network
-    workload = _drawn(config, custom, fixed, uplinks, rule, network, hparams)
+    traffic = traffic_of(uplinks, rule, network.params, hparams, config.num_intervals)
+    down, up = traffic.mean(axis=1).tolist()  # of a transfer in an interval
+    drawn = fixed.num_samples, custom.sampler, fixed.scores, (down, up)
+    workload = draw_workload(config, *drawn)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
@@ -311,37 +302,6 @@ def prepare_validated(
         + rule_settings.notes(config, rule, times)
         + (*network.notes, *mapping_notes),
         privacy=privacy,
-    )
-
-
-def _drawn(
-    config: Config,
-    custom: Custom,
-    fixed: splits.FixedSamples,
-    uplinks: Chain,
-    rule: Aggregator,
-    network: Network,
-    hparams: HParams,
-) -> Workload:
-    """The workload, where a transfer has its mean bytes over the intervals."""
-    traffic = traffic_of(uplinks, rule, network.params, hparams, config.num_intervals)
-    sent = traffic.mean(axis=1).tolist()
-    drawn = fixed.num_samples, custom.sampler, fixed.scores, (sent[0], sent[1])
-    return draw_workload(config, *drawn)
-
-
-def _fixed_samples(
-    config: Config, custom: Custom, dataset: Dataset
-) -> splits.FixedSamples:
-    """Validation samples, and what is known of the split before the workload."""
-    return splits.fix_samples(
-        config.partition,
-        custom.partition,
-        dataset,
-        config.num_clients,
-        config.data.validation,
-        config.timeline.copula,
-        seeds_of(config),
     )
 
 

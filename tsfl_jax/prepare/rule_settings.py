@@ -131,11 +131,13 @@ def _changed(config: Config, names: Iterable[str]) -> set[str]:
     return {n for n, value in values.items() if value != get(default, n)}
 
 
-def check(config: Config, rule: Aggregator) -> None:
-    """Check that the settings of the chosen components go together.
+def check(config: Config, rule: Aggregator, custom: Custom) -> None:
+    """Check that the chosen components go together and get what they need.
 
     Raises:
-      UserError: they do not.
+      UserError: settings that do not; no validation samples, untrained clients, local
+        layers, test samples of clients, or steps other than those of SGD, where
+        something needs the contrary.
     """
     parts = chosen_parts(config)
     del parts["algorithm"]
@@ -155,15 +157,11 @@ def check(config: Config, rule: Aggregator) -> None:
             f"--config.constants.when=given: {listed(missing)} is not given; give it, "
             "or choose once or interval"
         )
+    _check_needs(config, rule, custom)
 
 
-def check_needs(config: Config, rule: Aggregator, custom: Custom) -> None:
-    """Check that the rule and what is measured get what they need.
-
-    Raises:
-      UserError: no validation samples, untrained clients, local layers, test samples of
-        clients, or steps other than those of SGD, where something needs the contrary.
-    """
+def _check_needs(config: Config, rule: Aggregator, custom: Custom) -> None:
+    """Check that the rule and what is measured get what they need."""
     regret, scores = config.measure_regret, config.evaluation.clients
     algorithm = f"--config.algorithm={config.algorithm}"
     algorithm = "aggregator=" if custom.aggregator else algorithm

@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax import rng
+from tsfl_jax.config import Config, seeds_of
 from tsfl_jax.data import partition, whole_splits
 from tsfl_jax.data.partition import PartitionConfig
 from tsfl_jax.data.whole_splits import Lists
-from tsfl_jax.sections import SeedsConfig
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import Dataset, Partition, UserError
 
@@ -35,31 +35,20 @@ def hold_out(dataset: Dataset, number: int, seed: int) -> Int[np.ndarray, "V"]:
     return partition.hold_out(dataset.y_train, number, generator)
 
 
-def fix_samples(
-    settings: PartitionConfig,
-    custom: Any,
-    dataset: Dataset,
-    num_clients: int,
-    num_validation: int,
-    copula_text: str,
-    seeds: SeedsConfig,
-) -> FixedSamples:
+def fix_samples(config: Config, custom: Any, dataset: Dataset) -> FixedSamples:
     """Hold samples out, and make the splits that do not depend on the workload.
 
     Args:
-      settings: how samples are split.
+      config: all settings.
       custom: lists of indices per client; None: as the settings say.
       dataset: with the training samples.
-      num_clients: N.
-      num_validation: V, samples that no client holds.
-      copula_text: see `copula`.
-      seeds: those of the split and the fleet.
 
     Raises:
       UserError: a split that these samples do not have.
     """
-    N, y, fixed = num_clients, dataset.y_train, {}
-    held_out = hold_out(dataset, num_validation, seeds.split)
+    settings, seeds, fixed = config.partition, seeds_of(config), {}
+    N, y = config.num_clients, dataset.y_train
+    held_out = hold_out(dataset, config.data.validation, seeds.split)
     if custom is None and settings.kind in whole_splits.KINDS:
         generator = rng.generator(seeds.split, "whole split")
         lists = whole_splits.lists(y, N, settings, generator)
@@ -67,14 +56,14 @@ def fix_samples(
         lists = whole_splits.client_lists(custom, settings.kind, dataset, N)
     if lists:
         lists = whole_splits.without(lists, held_out)
-    if not copula_text:
+    if not config.timeline.copula:
         return FixedSamples(held_out, lists)
     if lists:
         C = dataset.num_classes
         table = np.stack([np.bincount(y[rows], minlength=C) for rows in lists])
         rare = copula.rarity(table.astype(float), np.bincount(y, minlength=C))
         fixed = {"size": np.array([*map(len, lists)]), "rarity": rare}
-    scores = copula.scores(copula_text, N, seeds.fleet, fixed)
+    scores = copula.scores(config.timeline.copula, N, seeds.fleet, fixed)
     return FixedSamples(held_out, lists, scores)
 
 

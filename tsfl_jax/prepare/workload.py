@@ -146,12 +146,8 @@ def draw_workload(
     times = deliveries.arriving(times, workload.trace, share, plan.horizon)
     lines = attackers.notes(plan.is_attacker, plan.attack)
     times = times._replace(notes=(*times.notes, *lines))
-    sent = transfer_bytes or (0.0, 0.0)
-    return workload._replace(
-        schedule=times,
-        attackers=plan.is_attacker[workload.drawn],
-        transfer_bytes=sent,
-    )
+    is_attacker, sent = plan.is_attacker[workload.drawn], transfer_bytes or (0.0, 0.0)
+    return workload._replace(schedule=times, attackers=is_attacker, transfer_bytes=sent)
 
 
 def _of_all(

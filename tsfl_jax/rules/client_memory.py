@@ -1,4 +1,8 @@
-"""Rules whose server remembers something of each client: SCAFFOLD, SAFA, ASO-Fed."""
+"""Rules whose server remembers something of each client.
+
+SCAFFOLD, SAFA, ASO-Fed, FedDyn and CA²FL; the functions that make their first states
+say what these hold.
+"""
 
 from typing import Any, NamedTuple
 
@@ -8,17 +12,18 @@ from jaxtyping import Array, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules import base, fednova
+from tsfl_jax.rules import apply, base, fednova
 from tsfl_jax.rules.averages import BY_SIZE_SECTIONS, Server, server_step, size_weights
 from tsfl_jax.types import HParams, Params
 
 
 class ByClient(NamedTuple):
-    """An entry per client, of cohorts those that ever work; of FedDyn and CA²FL."""
+    """An entry per client, of cohorts those that ever work."""
 
-    local: Params  # [N, ...], as the parameters; 0 until client i has delivered
-    size: Float[Array, "N"]  # |D_i| of its last delivery
+    local: Params  # of the rule, leaves [N, ...]
+    size: Float[Array, "N"]  # |D_i| of its last delivery; all at first
     idle_size: Float[Array, ""]  # |D_j| of all that never work
+    common: Params = ()  # of the rule, what clients download with the model
 
     @property
     def shares(self) -> Float[Array, "N"]:
@@ -26,18 +31,19 @@ class ByClient(NamedTuple):
         return self.size / (self.size.sum() + self.idle_size)
 
 
-def no_memory(params: Params, counts: base.Counts) -> ByClient:
-    """The state before the first delivery."""
+def _no_memory(params: Params, counts: base.Counts) -> ByClient:
+    """`local` as the parameters, 0 until client i has delivered."""
     zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
     return ByClient(trees.repeated(zeros, counts.clients), *counts.sizes)
 
 
-def delivered(
+def _delivered(
     state: ByClient, received: base.Received
 ) -> tuple[Int[Array, "N"], ByClient]:
     """Where entries of those that deliver are written, and the state with their |D_i|.
 
-    Of several deliveries of one client the last; what is not present: beyond the end.
+    Of several deliveries of one client the last; what is not present: beyond the end,
+    also an empty slot, which names client 0.
     """
     info, count = received.info, state.size.shape[0]
     where = jnp.asarray(trees.last_of(info.places, received.present, count))
@@ -45,23 +51,14 @@ def delivered(
     return where, state._replace(size=size)
 
 
-class ControlVariates(NamedTuple):
-    """The state of SCAFFOLD."""
-
-    common: Params  # c = Σ_i p_i c_i
-    local: Params  # [N, ...] c_i, 0 until client i has delivered
-    size: Float[Array, "N"]  # |D_i| of its last delivery; p_i = |D_i|/Σ|D_j|
-    idle_size: Float[Array, ""]  # |D_j| of all that never deliver, whose c_j stay 0
-
-
-def _zero_variates(params: Params, counts: base.Counts) -> ControlVariates:
-    zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
-    many = trees.repeated(zeros, counts.clients)
-    return ControlVariates(zeros, many, *counts.sizes)
+def _no_variates(params: Params, counts: base.Counts) -> ByClient:
+    """`local` are the c_i, `common` is c = Σ_i p_i c_i."""
+    common = jax.tree.map(jnp.zeros_like, params.get("params", {}))
+    return _no_memory(params, counts)._replace(common=common)
 
 
 def _correction(
-    state: ControlVariates, broadcast: Params, client: Int[Array, ""] | int
+    state: ByClient, broadcast: Params, client: Int[Array, ""] | int
 ) -> Params:
     """What client i adds to its gradients: c − c_i, with the c of its download.
 
@@ -72,8 +69,8 @@ def _correction(
 
 
 def _corrected_mean(
-    updates: Params, state: ControlVariates, received: base.Received, hparams: HParams
-) -> tuple[Params, ControlVariates]:
+    updates: Params, state: ByClient, received: base.Received, hparams: HParams
+) -> tuple[Params, ByClient]:
     """The mean update Δ and the new control variates: Algorithm 1, option II.
 
     Δ = Σ_i ρ_i (w_i − base_i). c_i⁺ = c_i − c − (w_i − base_i)/(η‖a_i‖₁) with the c of
@@ -89,33 +86,27 @@ def _corrected_mean(
     Source: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning", ICML 2020.
     """
-    _, local, size, idle_size = state
     present, info = received.present, received.info
     work = fednova.of_sgd(info.steps, hparams)
     worked = present & (work > 0)
     scale = jnp.where(worked, 1.0 / (hparams.lr * jnp.where(worked, work, 1.0)), 0.0)
-    client, clients = info.places, size.shape[0]
-    # An empty slot names client 0; what does not count is written nowhere.
-    where = trees.last_of(client, worked, clients)
+    where, state = _delivered(state, received._replace(present=worked))
     broadcast = received.broadcast
     if broadcast is None:
         broadcast = trees.repeated(state.common, 1)
 
     def renewed(c_i: Array, c: Array, update: Array) -> Array:
         along = scale.reshape((-1,) + (1,) * (update.ndim - 1)).astype(update.dtype)
-        fresh = c_i[client] - c - along * update
+        fresh = c_i[info.places] - c - along * update
         return c_i.at[where].set(fresh, mode="drop")
 
-    local = jax.tree.map(renewed, local, broadcast, updates["params"])
-    size = size.at[where].set(info.size.astype(size.dtype), mode="drop")
-    share = size / (size.sum() + idle_size)
+    local = jax.tree.map(renewed, state.local, broadcast, updates["params"])
     # Summed again each time: c must not drift from the c_i. In full precision, since
     # an error of c stays in each client's gradients.
-    common = trees.weighted(local, share)
+    common = trees.weighted(local, state.shares)
     # The share of clients that were lost on the way goes to the others.
-    rho = jnp.where(present, received.rho, 0.0)
-    rho = rho / jnp.where(rho.sum() > 0, rho.sum(), 1.0)
-    return trees.weighted(updates, rho), ControlVariates(common, local, size, idle_size)
+    rho = base.normalized(received.rho, jnp.where(present, 1, 0))
+    return trees.weighted(updates, rho), state._replace(local=local, common=common)
 
 
 SCAFFOLD = base.Aggregator(
@@ -125,7 +116,7 @@ SCAFFOLD = base.Aggregator(
         broadcast=lambda state: state.common,
         counts_on_sgd=True,
     ),
-    base.ServerSide(server_step, _zero_variates),
+    base.ServerSide(server_step, _no_variates),
     sections=(Server, *BY_SIZE_SECTIONS),
     label="SCAFFOLD",
 )
@@ -140,25 +131,19 @@ class Safa:
     )
 
 
-class Cache(NamedTuple):
-    """The server's memory; N clients, of cohorts those that ever work."""
+def _first_cache(params: Params, counts: base.Counts) -> ByClient:
+    """`local`: each one's last model, w^0 at first, and its age in updates.
 
-    models: Params  # [N, ...], the last one of each client; w^0 at first
-    current: Params  # w^t, which clients download
-    age: Int[Array, "N"]  # updates since the entry was written
-    size: Float[Array, "N"]  # |D_i|; p_i = |D_i|/Σ_j |D_j|, over all clients
-    idle_size: Float[Array, ""]  # |D_j| of all that never work
-
-
-def _first_cache(params: Params, counts: base.Counts) -> Cache:
-    age = jnp.zeros(counts.clients, jnp.int32)
+    `common` is w^t.
+    """
     models = trees.repeated(params, counts.clients)
-    return Cache(models, params, age, *counts.sizes)
+    age = jnp.zeros(counts.clients, jnp.int32)
+    return ByClient((models, age), *counts.sizes, params)
 
 
 def _cache_mean(
-    updates: Params, state: Cache, received: base.Received, hparams: HParams
-) -> tuple[Params, Cache]:
+    updates: Params, state: ByClient, received: base.Received, hparams: HParams
+) -> tuple[Params, ByClient]:
     """w^t + Δ = Σ_N p_i v_i over the cache v, after what arrived was written into it.
 
     v_i = w_i of a client that delivers; w^t where the entry is older than `Safa.lag`
@@ -170,12 +155,11 @@ def _cache_mean(
     Learning with Low Overhead", IEEE TC 2021, equations 6 to 8.
     """
     settings: Any = hparams.of(Safa)
-    info, count = received.info, state.size.shape[0]
-    share = state.size / (state.size.sum() + state.idle_size)
-    where = trees.last_of(info.places, received.present, count)
+    (models, age), current = state.local, state.common
+    where, _ = _delivered(state, received)
     start = received.broadcast
-    start = trees.repeated(state.current, 1) if start is None else start
-    age = (state.age + 1).at[where].set(0, mode="drop")
+    start = trees.repeated(current, 1) if start is None else start
+    age = (age + 1).at[where].set(0, mode="drop")
     old = age > settings.lag
 
     def written(cached: Array, start: Array, update: Array, now: Array) -> Array:
@@ -183,19 +167,19 @@ def _cache_mean(
         stale = old.reshape((-1,) + (1,) * now.ndim)
         return jnp.where(stale, now[None], fresh)
 
-    models = jax.tree.map(written, state.models, start, updates, state.current)
+    models = jax.tree.map(written, models, start, updates, current)
 
-    moved = jax.tree.map(lambda v, now: v - now[None], models, state.current)
-    state = state._replace(models=models, age=jnp.where(old, 0, age))
-    return trees.weighted(moved, share), state
+    moved = jax.tree.map(lambda v, now: v - now[None], models, current)
+    state = state._replace(local=(models, jnp.where(old, 0, age)))
+    return trees.weighted(moved, state.shares), state
 
 
 SAFA = base.Aggregator(
     base.Mixing(combine=_cache_mean),
-    base.ClientSide(broadcast=lambda state: state.current),
+    base.ClientSide(broadcast=lambda state: state.common),
     # The mean of the cache is the new model, which clients download.
     base.ServerSide(
-        lambda mean, params, state, *_: (mean, state._replace(current=mean)),
+        lambda mean, params, state, *_: (mean, state._replace(common=mean)),
         _first_cache,
     ),
     sections=(Safa,),
@@ -203,24 +187,16 @@ SAFA = base.Aggregator(
 )
 
 
-class Delays(NamedTuple):
-    """What the server remembers of each of N clients."""
-
-    total: Float[Array, "N"]  # of the delays of its deliveries
-    number: Float[Array, "N"]  # of its deliveries
-    size: Float[Array, "N"]  # samples that it had at the last one; all at first
-    idle_size: Float[Array, ""]  # samples of all clients that never work
-
-
-def _no_delays(params: Params, counts: base.Counts) -> Delays:
+def _no_delays(params: Params, counts: base.Counts) -> ByClient:
+    """`local`: the sum of the delays of its deliveries, and their number."""
     del params
     zeros = jnp.zeros(counts.clients)
-    return Delays(zeros, zeros, *counts.sizes)
+    return ByClient((zeros, zeros), *counts.sizes)
 
 
 def _delayed_sum(
-    updates: Params, state: Delays, received: base.Received, hparams: HParams
-) -> tuple[Params, Delays]:
+    updates: Params, state: ByClient, received: base.Received, hparams: HParams
+) -> tuple[Params, ByClient]:
     """Δ = Σ_i r_i (n_i/n) (w_i − base_i) with r_i = max(1, ln d̄_i).
 
     n_i are the samples that client i has now, n those of all clients by what is known
@@ -238,20 +214,18 @@ def _delayed_sum(
     """
     del hparams
     info, present = received.info, received.present
-    count, place = state.size.shape[0], info.places
+    (total, number), place = state.local, info.places
     # Each delivery counts, also of a client that delivers twice.
-    added = jnp.where(present, place, count)
+    added = jnp.where(present, place, len(total))
     delay = jnp.where(present, 1.0 + info.lag.astype(jnp.float32), 0.0)
-    total = state.total.at[added].add(delay, mode="drop")
-    number = state.number.at[added].add(1.0, mode="drop")
-    where = trees.last_of(place, present, count)
-    size = state.size.at[where].set(info.size.astype(jnp.float32), mode="drop")
+    total = total.at[added].add(delay, mode="drop")
+    number = number.at[added].add(1.0, mode="drop")
+    _, state = _delivered(state, received)
     mean = total[place] / jnp.maximum(number[place], 1.0)
     longer = jnp.maximum(1.0, jnp.log(jnp.maximum(mean, 1.0)))
-    share = info.size.astype(jnp.float32) / (size.sum() + state.idle_size)
+    share = info.size.astype(jnp.float32) / (state.size.sum() + state.idle_size)
     weight = jnp.where(present, longer * share, 0.0)
-    delta = trees.weighted(updates, weight)
-    return delta, Delays(total, number, size, state.idle_size)
+    return trees.weighted(updates, weight), state._replace(local=(total, number))
 
 
 ASO_FED = base.Aggregator(
@@ -260,4 +234,90 @@ ASO_FED = base.Aggregator(
     base.ServerSide(server_step, _no_delays),
     sections=(Server,),
     label="ASO-Fed",
+)
+
+
+def dynamic_mean(
+    updates: Params, state: ByClient, received: base.Received, hparams: HParams
+) -> tuple[Params, ByClient]:
+    """The mean update and the clients' mean linear term, FedDyn.
+
+    Client i minimizes F_i(w) + ⟨λ_i, w⟩ + μ/2‖w − base_i‖², so that with u_i = w_i −
+    base_i its gradient ends at ∇F_i(w_i) = −λ_i − μ u_i. The server takes
+
+    λ_i ← λ_i + μ u_i,  w^{t+1} = w^t + Σ_i ρ_i u_i + (1/μ) Σ_i p_i λ_i
+
+    with p_i = |D_i|/Σ|D_j| over all N clients. In the paper's symbols μ = α, λ_i =
+    −∇L_i(θ_i) and Σ p_i λ_i = −h; it has 1/N and 1/|S| for p and ρ.
+
+    With μ = 0 it is FedAvg: 0/0 counts as 0. For μ → 0 it is not: (1/μ) Σ p_i λ_i is
+    the mean of all updates so far. Simplified: clients make their τ_i iterations of SGD
+    and do not minimize exactly. Of several deliveries of one client in an update the
+    last decides λ_i; all were trained with that of before.
+
+    Source: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR
+    2021, Algorithm 1.
+    """
+    where, state = _delivered(state, received)
+    client, mu = received.info.places, jnp.asarray(hparams.mu)
+
+    def moved(linear: Array, update: Array) -> Array:
+        fresh = linear[client] + mu.astype(update.dtype) * update
+        return linear.at[where].set(fresh, mode="drop")
+
+    state = state._replace(local=jax.tree.map(moved, state.local, updates["params"]))
+    scale = jnp.where(mu > 0, 1 / jnp.where(mu > 0, mu, 1.0), 0.0)
+    rho = apply.of_present(received.rho, received.present, received.shares)
+    linear = trees.weighted({"params": state.local}, scale * state.shares)
+    return jax.tree.map(jnp.add, trees.weighted(updates, rho), linear), state
+
+
+FEDDYN = base.Aggregator(
+    base.Mixing(size_weights, combine=dynamic_mean),
+    base.ClientSide(
+        proximal=True,
+        gradient_correction=lambda state, _, place: trees.take(state.local, place),
+    ),
+    base.ServerSide(init=_no_memory),
+    sections=BY_SIZE_SECTIONS,
+    label="FedDyn",
+)
+
+
+def calibrated_mean(
+    updates: Params, state: ByClient, received: base.Received, hparams: HParams
+) -> tuple[Params, ByClient]:
+    """The mean of all clients' cached updates, corrected by those that arrive.
+
+    v = Σ_j p_j h_j + Σ_{i ∈ S} ρ_i (u_i − h_i),  h_i ← u_i,  w^{t+1} = w^t + η_g v
+
+    with u_i = w_i − base_i, the cached h_i = 0 until client i has delivered, p_i =
+    |D_i|/Σ|D_j| over all N clients and ρ_i ∝ |D_i| in the buffer S. Where all are in
+    each buffer v is FedAvg's mean update. Of several deliveries of one client all count
+    against the h_i of before, and the last becomes h_i, as in the paper.
+
+    Simplified: p and ρ replace the paper's 1/N and 1/|S|, so that F = Σ p_i F_i is what
+    is minimized.
+
+    Source: Y. Wang, Y. Cao, J. Wu, R. Chen, J. Chen, "Tackling the Data Heterogeneity
+    in Asynchronous Federated Learning with Cached Update Calibration", ICLR 2024.
+    """
+    del hparams
+    where, new = _delivered(state, received)
+    client, arrived = received.info.places, updates["params"]
+    rho = base.normalized(received.info.size, jnp.where(received.present, 1, 0))
+
+    def calibrated(cache: Array, update: Array) -> Array:
+        difference = trees.weighted(update - cache[client], rho)
+        return trees.weighted(cache, new.shares) + difference
+
+    mean = jax.tree.map(calibrated, state.local, arrived)
+    return {"params": mean}, new._replace(local=trees.put(new.local, where, arrived))
+
+
+CA2FL = base.Aggregator(
+    base.Mixing(combine=calibrated_mean),
+    server=base.ServerSide(server_step, _no_memory),
+    sections=(Server,),
+    label="CA²FL",
 )

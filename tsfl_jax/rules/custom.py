@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Num
 
 from tsfl_jax import rng, trees, types
+from tsfl_jax.models.losses import all_finite
 from tsfl_jax.rules.apply import apply, check_weights, decide, mix_stacked, model_at
 from tsfl_jax.rules.base import (
     Aggregator,
@@ -183,8 +184,12 @@ def _has_sizes(state: Any) -> bool:
     return "size" in getattr(state, "_fields", ())
 
 
-def _of_state(state: Any, info: RoundInfo, client: Any) -> RoundInfo:
-    """The info for a state of `size` clients; `client` are the ids as given."""
+def _of_state(state: Any, info: RoundInfo, client: Any, size: Any) -> RoundInfo:
+    """The info for a state of clients with sizes; ids and sizes are those given."""
+    if not _has_sizes(state):
+        return info
+    if size is None:
+        info = info._replace(size=state.size[info.client].astype(jnp.int32))
     count = len(state.size)
     is_client = (info.client >= 0) & (info.client < count)
     is_known = len(info.tau) == count
@@ -248,24 +253,29 @@ def aggregate(
     Raises:
       UserError: wrong ids, or no `gradients`, `losses`, … that the rule needs.
     """
-    mixing = rule.mixing
-    uses_loss = mixing.uses_validation and not mixing.trains_server
-    for name, is_needed, value in (
-        ("validation", uses_loss, validation),
-        ("server_update", mixing.trains_server, server_update),
-        ("losses", mixing.uses_losses, losses),
-    ):
-        if is_needed and value is None:
-            raise UserError(f"expected {name}=, which the rule needs")
+    outputs = {"losses": losses, "validation": validation}
+    outputs["server_update"] = server_update
+    _check_needed(rule, **outputs)
     updates, params = jax.tree.map(jnp.asarray, (updates, params))
     number = len(jax.tree.leaves(updates)[0])
-    if size is None and _has_sizes(state):
-        size = state.size[jnp.asarray(np.arange(number) if client is None else client)]
     counts = {"tau": tau, "size": size, "steps": steps, "lag": lag, "client": client}
     info, hparams = _info(rule, number, hparams, gradients, group, key, **counts)
-    info = _of_state(state, info, client) if _has_sizes(state) else info
-    server = losses, validation, server_update
-    return _applied(rule, updates, params, state, info, hparams, *server)
+    info = _of_state(state, info, client, size)
+    return _applied(rule, updates, params, state, info, hparams, **outputs)
+
+
+def _check_needed(rule: Aggregator, **values: Any) -> None:
+    """Raise `UserError` for a value that the rule needs and that is None."""
+    mixing = rule.mixing
+    is_needed = {
+        "gradients": mixing.uses_gradients,
+        "losses": mixing.uses_losses,
+        "validation": mixing.uses_validation and not mixing.trains_server,
+        "server_update": mixing.trains_server,
+    }
+    for name, value in values.items():
+        if is_needed[name] and value is None:
+            raise UserError(f"expected {name}=, which the rule needs")
 
 
 @trees.arithmetic()
@@ -276,13 +286,13 @@ def _applied(
     state: Any,
     info: RoundInfo,
     hparams: HParams,
-    losses: Float[Array, "N"] | None,
-    loss_of: Callable[[Params], Array] | None,
+    losses: Float[Array, "N"] | Any,
+    validation: Callable[[Params], Array] | Any,
     server_update: Params | None,
 ) -> tuple[Params, Any]:
     """w^{t+1} and the rule's state."""
     if not _is_variables(params):
-        inner = loss_of and (lambda variables: loss_of(variables["params"]))
+        inner = validation and (lambda variables: validation(variables["params"]))
         updates, params = {"params": updates}, {"params": params}
         if server_update is not None:
             server_update = {"params": server_update}
@@ -290,11 +300,11 @@ def _applied(
         new, state = _applied(rule, updates, params, state, info, hparams, *server)
         return new["params"], state
     weights, present = decide((rule,), info, hparams), info.tau > 0
-    present &= _finite(updates)
+    present &= jax.vmap(all_finite)(updates)
     updates = _with_values(updates, params)
     zeros = jax.tree.map(jnp.zeros_like, updates)
     updates = jax.vmap(optax.tree.where)(present, updates, zeros)
-    objective = _objective(updates, params, loss_of)
+    objective = _objective(updates, params, validation)
     losses = jnp.full(len(info.tau), jnp.nan) if losses is None else losses
     losses, moved = jnp.asarray(losses, jnp.float32), trees.parted(updates)[0]
     outputs = ClientOutputs(losses, objective, moved, server_update)
@@ -347,8 +357,7 @@ def _info(
     **columns: Any,
 ) -> tuple[RoundInfo, HParams]:
     """What a rule may see of `number` clients, with defaults for what is None."""
-    if rule.mixing.uses_gradients and gradients is None:
-        raise UserError("expected gradients=, which the rule needs")
+    _check_needed(rule, gradients=gradients)
     hparams = with_defaults(rule, HParams() if hparams is None else hparams)
     tau = columns["tau"] if columns.get("tau") is not None else jnp.ones(number)
     defaults = {"client": jnp.arange(number), "tau": tau, "size": jnp.ones(number)}
@@ -382,10 +391,3 @@ def _objective(
         return jnp.asarray(loss(model_at(variables, updates, rho)), jnp.float32)
 
     return jax.value_and_grad(at)
-
-
-def _finite(updates: Params) -> Array:
-    """Which clients' updates have no NaN and no infinity, ``[N]``."""
-    leaves = jax.tree.leaves(updates)
-    rows = [jnp.isfinite(u.reshape(len(u), -1)).all(axis=1) for u in leaves]
-    return jnp.stack(rows).all(axis=0)

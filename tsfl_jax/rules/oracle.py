@@ -166,6 +166,5 @@ def oracle_weights(
 
 
 ORACLE = base.Aggregator(
-    base.Mixing(from_updates=oracle_weights, uses_validation=True),
-    sections=(Oracle,),
+    base.Mixing(from_updates=oracle_weights, uses_validation=True), sections=(Oracle,)
 )

@@ -248,10 +248,8 @@ class Cohorts(NamedTuple):
     seed: int = 0
     online: Online = Online()
     members: Sequence[Ids | None] = (None,)  # sorted ids of each tier; None: all
-    # Of a tier: samples of its first 1, 2, … together.
-    edges: Callable[[int], Ids] = lambda tier: NO_CLIENTS
-    # Of a tier: all its places, the fastest first.
-    by_speed: Callable[[int], Ids] = lambda tier: NO_CLIENTS
+    edges: Callable[[int], Ids] = lambda tier: NO_CLIENTS  # of a tier, as in `Draw`
+    by_speed: Callable[[int], Ids] = lambda tier: NO_CLIENTS  # likewise
     settings: CohortConfig | None = None
     iterations: int = 1  # of a task, for its mean seconds
 
@@ -342,25 +340,21 @@ def in_ticks(fleet: Fleet | Cohorts, horizon: float) -> tuple[Cohorts, Ticks]:
 
 def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
     """Cohorts of tiers, of which these are the sorted ids; None: all clients."""
-    N = cohorts.fleet.clients
-    most = max(N if ids is None else len(ids) for ids in members)
+    most = max(cohorts.fleet.clients if ids is None else len(ids) for ids in members)
+    crowd: Any = cohorts.crowd
+    rows = [slice(None) if ids is None else ids for ids in members]
 
     @functools.cache
     def edges(tier: int) -> Ids:
-        assert cohorts.crowd is not None
-        ids = slice(None) if members[tier] is None else members[tier]
-        return cohorts.crowd.num_samples[ids].cumsum(dtype=np.int64)
+        return crowd.num_samples[rows[tier]].cumsum(dtype=np.int64)
 
     @functools.cache
     def by_speed(tier: int) -> Ids:
-        assert cohorts.crowd is not None
-        ids = slice(None) if members[tier] is None else members[tier]
-        seconds = crowds.task_seconds(cohorts.crowd, cohorts.iterations)[ids]
-        return np.argsort(seconds, kind="stable")
+        seconds = crowds.task_seconds(crowd, cohorts.iterations)
+        return np.argsort(seconds[rows[tier]], kind="stable")
 
-    size = min(cohorts.size, most)
-    fields = {"size": size, "members": members, "edges": edges, "by_speed": by_speed}
-    return cohorts._replace(**fields)
+    totals = {"edges": edges, "by_speed": by_speed}
+    return cohorts._replace(size=min(cohorts.size, most), members=members, **totals)
 
 
 def draw_of(

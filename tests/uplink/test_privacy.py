@@ -86,6 +86,11 @@ def test_noise_has_the_standard_deviation_of_its_sensitivity():
         drawn = chain.receive(links, sums, states, info, hparams)["params"] - 3
         assert abs(drawn.mean()) < 0.05
         assert drawn.std() == pytest.approx(1.5 * 2 * 0.5 / share**0.5, rel=0.02)
+    frozen = info._replace(frozen=("params/body",))
+    parts = {"params": {"body": sums["params"], "head": sums["params"]}}
+    parts = chain.receive(links, parts, states, frozen, hparams)["params"]
+    np.testing.assert_array_equal(parts["body"], 3)
+    assert parts["head"].std() > 1
     settings |= {"noise": noise.Noise(multiplier=1.5, where="client")}
     hparams = HParams(
         settings={"clip": clip.Clip(norm=2.0), "noise": settings["noise"]}

@@ -62,7 +62,7 @@ def run_interval(interval: Interval) -> tuple[State, History]:
     train = client_training(interval, streams[0])
     arrived = train_and_combine(interval, train, on_device, clients, weights, received)
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
-    sums = of_sum(arrived.mixed, len(problem.client))
+    sums = of_sum(arrived.mixed, len(problem.client), parts.spec.frozen)
     new = advance(interval, arrived, tally, sums)
     states = kept_states(parts.spec, state.uplinks, arrived.results, on_device, clients)
     new = new._replace(uplinks=chain.adapt(parts.uplinks, states, sums, hparams))
@@ -153,6 +153,7 @@ def client_training(interval: Interval, key: PRNGKey) -> Callable[..., mapping.T
         )
         version = variables if is_own_start else state.params
         info = LinkInfo(rng.fold(start.key, "uplink"), number, version, model)
+        info = info._replace(frozen=parts.spec.frozen)
         update, states = chain.send(parts.uplinks, states, info, hparams)
         return mapping.Trained(update, result._replace(uplinks=states))
 
@@ -311,12 +312,12 @@ def _regret_of(
     return from_updates.regret_of(at, present, not delta, hparams)
 
 
-def of_sum(mixed: Mixed, number: int) -> SumInfo:
+def of_sum(mixed: Mixed, number: int, frozen: tuple[str, ...]) -> SumInfo:
     """What links may see of the sum, with U clients; the key is the rule's."""
     info, zeros = mixed.received.info, jnp.zeros(number)
     exposure = zeros.at[info.places].add(jnp.abs(mixed.weights.rho)).max()
     count = zeros.at[info.places].max((info.tau > 0).astype(zeros.dtype)).sum()
-    return SumInfo(info.key, exposure, count)
+    return SumInfo(info.key, exposure, count, frozen)
 
 
 def advance(interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo) -> State:

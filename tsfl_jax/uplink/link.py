@@ -25,6 +25,7 @@ class LinkInfo(NamedTuple):
     model: Params  # the client's variables after training
     # ‖update‖₂ of the parameters is at most that after the links before; inf: unknown.
     bound: Float[Array, ""] | float = math.inf
+    frozen: tuple[str, ...] = ()  # parts of the paths of parameters that do not train
 
 
 class SumInfo(NamedTuple):
@@ -34,7 +35,8 @@ class SumInfo(NamedTuple):
     # max_i Σ_k |ρ_k| over the deliveries k of client i in this update.
     exposure: Float[Array, ""]
     count: Int[Array, ""]  # clients that deliver
-    bound: Float[Array, ""] | float = math.inf  # as in `LinkInfo`
+    frozen: tuple[str, ...] = ()  # as in `LinkInfo`
+    bound: Float[Array, ""] | float = math.inf  # likewise
     multiplier: Float[Array, ""] | float = 0.0  # z of the chain's noise; 0: none
 
 
@@ -68,16 +70,13 @@ class Uplink(NamedTuple):
     )
     # (Σ ρ_i u_i of the parameters, info, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
-    receive: Callable[[Params, SumInfo, Any], Params] = lambda sums, info, settings: (
-        sums
-    )
+    receive: Callable[[Params, SumInfo, Any], Params] = lambda sums, info, _: sums
     # (bound before, the state of any client, settings) -> `bound` after this link
     bound: Callable[[Any, Any, Any], Any] = lambda before, state, settings: math.inf
     # (states [U, ...] of all clients, info, settings) -> states, once at the server
     adapt: Callable[[Any, SumInfo, Any], Any] = lambda states, info, settings: states
-    multiplier: Callable[[Any], Any] = lambda settings: (
-        0.0
-    )  # settings -> z of its noise
+    # settings -> z of its noise
+    multiplier: Callable[[Any], Any] = lambda settings: 0.0
     # (bits of the links before, shapes of the variables, settings) -> bits
     bits: Callable[[Traffic, Params, Any], Traffic] = lambda bits, params, _: bits
     section: Any = None  # the component with its settings

@@ -154,7 +154,8 @@ def config_of(**settings):
     return replace(tsfl_jax.Config(), values)
 
 
-EXPLICIT = {"schedule__kind": "explicit", "schedule__tau": (1, 3, 2, 1)}
+TAU = (1, 3, 2, 1)
+EXPLICIT = {"schedule__kind": "explicit", "schedule__tau": TAU}
 SPEEDS = {"timeline__speed": "constant(0.1);constant(0.13);constant(0.04);constant(1)"}
 SETTINGS = {
     "fedavg": EXPLICIT | {"algorithm": "fedavg"},

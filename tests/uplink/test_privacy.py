@@ -13,6 +13,7 @@ from tests.uplink import test_compression as regression
 from tsfl_jax import rng
 from tsfl_jax.config import replace
 from tsfl_jax.prepare.prepare import prepare
+from tsfl_jax.report import page
 from tsfl_jax.types import HParams, UserError
 from tsfl_jax.uplink import chain, clip, noise
 from tsfl_jax.uplink.link import LinkInfo, SumInfo
@@ -263,6 +264,7 @@ def test_a_target_is_met_by_the_z_that_the_run_has(tmp_path):
         assert spent[-1] == single.summary["epsilon"] == pytest.approx(row["epsilon"])
         assert (np.diff(spent) > 0).all()
         assert '"spent_epsilon"' in (folder / "metrics.jsonl").read_text()
+    assert "ε so far over interval" in page.make_page([folder])
     assert "ε = 3, δ = 1e-05" in repr(tsfl_jax.explain(config))
 
 

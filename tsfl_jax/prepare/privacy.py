@@ -81,9 +81,6 @@ def account(
 ) -> tuple[Privacy | None, HParams]:
     """What the noise of a run gives, None without; and the hyper-parameters with its z.
 
-    Args:
-      config, custom, rule, workload, network, hparams: those of the run.
-
     Raises:
       UserError: the influence of one client has no bound, or the library is missing.
     """

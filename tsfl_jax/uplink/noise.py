@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
-from tsfl_jax.types import Array, Params
+from tsfl_jax.types import Params
 from tsfl_jax.uplink.link import LinkInfo, SumInfo, Uplink
 
 
@@ -46,14 +46,13 @@ class Noise:
 def _noised(params: Params, info: LinkInfo | SumInfo, std: Any) -> Params:
     """With noise on all that trains."""
     vector, to_params = ravel_pytree(params)
-    noise = std * jax.random.normal(info.key, vector.shape, vector.dtype)
-
-    def added(path: Any, value: Array, noise: Array) -> Array:
-        is_frozen = any(part in trees.path_of(path) for part in info.frozen)
-        return value if is_frozen else value + noise
-
-    noise = to_params(noise.astype(vector.dtype))
-    return jax.tree.map_with_path(added, params, noise)
+    noise = std * jax.random.normal(info.key, vector.shape)
+    noise = noise.astype(vector.dtype)
+    is_frozen, noise = trees.marked(params, info.frozen), to_params(noise)
+    return jax.tree.map(
+        lambda is_still, value, part: value if is_still else value + part,
+        *(is_frozen, params, noise),
+    )
 
 
 def send(

@@ -25,7 +25,7 @@ def dynamic_mean(
     −∇L_i(θ_i) and Σ p_i λ_i = −h; it has 1/N and 1/|S| for p and ρ.
 
     With μ = 0 it is FedAvg: 0/0 counts as 0. For μ → 0 it is not: (1/μ) λ_i is the sum
-    of all updates of client i so far. Simplified: clients make their τ_i iterations of SGD
+    of all updates of client i so far. Simplified: clients make τ_i iterations of SGD
     and do not minimize exactly. Of several deliveries of one client in an update the
     last decides λ_i; all were trained with that of before.
 

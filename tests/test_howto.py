@@ -169,7 +169,8 @@ def test_epsilon_of_the_tutorial_is_reproduced():
     """TensorFlow Federated's is 2."""
     pytest.importorskip("dp_accounting")
     line = next(b for b in blocks("privacy.md", "") if "3383" in b)
-    _, config = cli.parse("tsfl explain", shlex.split(line)[2:])
+    words = shlex.split(line.replace("\\\n", " "))
+    _, config = cli.parse("tsfl explain", words[2:])
     text = " ".join(repr(tsfl_jax.explain(config)).split())
     assert "ε = 1.986, δ = 1e-05; z = 1.2; 100 secret cohorts drawn by poisson" in text
     assert "| ε at δ = 10⁻⁵ | 2 | 1.986 |" in examples.text("howto/privacy.md")

@@ -109,7 +109,7 @@ class General:
     )
     batch_size: int = setting(32, "B, samples of a mini-batch", low=1)
     mu: float = setting(
-        0.01, "μ, the proximal coefficient; 0 without fedprox or proximal", low=0
+        0.01, "μ, proximal coefficient of fedprox, aso_fed, feddyn, proximal", low=0
     )
     proximal: bool = setting(
         False, "add μ/2‖w − w^t‖² under every algorithm, not only fedprox"

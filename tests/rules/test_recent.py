@@ -49,7 +49,7 @@ def test_feddyn_by_hand():
 
 
 def test_feddyn_of_no_and_of_a_small_mu():
-    """μ = 0 is FedAvg; μ → 0 is not, the server adds the mean of all updates."""
+    """μ = 0 is FedAvg; μ → 0 is not, the server adds the sum of the mean updates."""
     happened = received([1, 1, 1], [10, 10, 20], rho=[0.25, 0.25, 0.5])
     given = stacked([4.0], [8.0], [-2.0]), happened, first_state("feddyn")
     plain, state = combine("feddyn", *given, mu=0.0)

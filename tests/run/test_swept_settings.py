@@ -130,6 +130,7 @@ VALUES: dict[str, Any] = {
     "cohort.candidates": 4,
     "cohort.ask": 3,
     "partition.kind": "iid",
+    "noise.epsilon": 5.0,
 }
 
 

@@ -1,5 +1,7 @@
 """Compressed updates: by hand, in the mean, and ten intervals against NumPy."""
 
+import itertools
+
 import chex
 import flax.linen as nn
 import jax
@@ -154,7 +156,8 @@ def config_of(**settings):
     return replace(tsfl_jax.Config(), values)
 
 
-EXPLICIT = {"schedule__kind": "explicit", "schedule__tau": (1, 3, 2, 1)}
+TAU = (1, 3, 2, 1)
+EXPLICIT = {"schedule__kind": "explicit", "schedule__tau": TAU}
 SPEEDS = {"timeline__speed": "constant(0.1);constant(0.13);constant(0.04);constant(1)"}
 SETTINGS = {
     "fedavg": EXPLICIT | {"algorithm": "fedavg"},
@@ -215,9 +218,14 @@ def replay(kind, times, weights, compress, feedback):
     return versions
 
 
-@pytest.mark.parametrize("feedback", ["none", "ef", "ef21"])
+FAST = [("fedavg", "sign", "ef"), ("fedbuff", "topk", "ef"), ("afl", "topk", "ef")]
+FAST += [("cohort", "topk", "ef21"), ("scaffold", "topk", "none")]
+SLOW = itertools.product(SETTINGS, ["topk", "sign"], ["none", "ef", "ef21"])
+
+
 @pytest.mark.parametrize(
-    ("kind", "link"), [("fedavg", "sign"), *((kind, "topk") for kind in SETTINGS)]
+    ("kind", "link", "feedback"),
+    FAST + [pytest.param(*c, marks=pytest.mark.slow) for c in SLOW if c not in FAST],
 )
 def test_updates_are_those_of_numpy(kind, link, feedback):
     changes = SETTINGS[kind] | {f"{link}__feedback": feedback, "uplink__chain": link}
@@ -234,6 +242,7 @@ def test_updates_are_those_of_numpy(kind, link, feedback):
     assert np.abs(versions[-1] - versions[-2]).max() > 1e-3  # still at work
 
 
+@pytest.mark.slow
 def test_all_entries_are_all():
     plain = tsfl_jax.simulate(config_of(uplink__chain="", topk__fraction=0.1), **CUSTOM)
     whole = tsfl_jax.simulate(config_of(topk__fraction=1.0), **CUSTOM)

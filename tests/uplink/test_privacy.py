@@ -13,6 +13,7 @@ from tests.uplink import test_compression as regression
 from tsfl_jax import rng
 from tsfl_jax.config import replace
 from tsfl_jax.prepare.prepare import prepare
+from tsfl_jax.report import page
 from tsfl_jax.types import HParams, UserError
 from tsfl_jax.uplink import chain, clip, noise
 from tsfl_jax.uplink.link import LinkInfo, SumInfo
@@ -86,6 +87,11 @@ def test_noise_has_the_standard_deviation_of_its_sensitivity():
         drawn = chain.receive(links, sums, states, info, hparams)["params"] - 3
         assert abs(drawn.mean()) < 0.05
         assert drawn.std() == pytest.approx(1.5 * 2 * 0.5 / share**0.5, rel=0.02)
+    frozen = info._replace(frozen=("params/body",))
+    parts = {"params": {"body": sums["params"], "head": sums["params"]}}
+    parts = chain.receive(links, parts, states, frozen, hparams)["params"]
+    np.testing.assert_array_equal(parts["body"], 3)
+    assert parts["head"].std() > 1
     settings |= {"noise": noise.Noise(multiplier=1.5, where="client")}
     hparams = HParams(
         settings={"clip": clip.Clip(norm=2.0), "noise": settings["noise"]}
@@ -109,27 +115,36 @@ def test_without_noise_the_bits_are_those_of_before():
 
 @pytest.mark.parametrize("quantile", [pytest.param(0.0, marks=pytest.mark.slow), 0.6])
 def test_ten_intervals_are_those_of_numpy(quantile):
-    got = regression.run("clip", clip__norm=0.4, clip__quantile=quantile)
+    got = tsfl_jax.simulate(
+        regression.config_of(
+            **regression.SETTINGS["fedavg"],
+            uplink__chain="clip",
+            topk__fraction=0.1,  # the default: nothing reads it
+            clip__norm=0.4,
+            clip__quantile=quantile,
+        ),
+        **regression.CUSTOM,
+    )
     w, limit = np.zeros(6), 0.4
-    for _ in range(regression.T):
+    for _ in range(10):
         total, below = np.zeros(6), 0
-        for rows, tau in zip(regression.PARTS, regression.TAU, strict=True):
+        for rows, tau in zip(regression.ROWS, regression.TAU, strict=True):
             x, y, local = regression.X[rows], regression.Y[rows, 0], w.copy()
             for _ in range(tau):
                 slope = 2 * x.T.astype(float) @ (x @ local - y) / len(rows)
                 local -= regression.LR * slope
             norm = np.linalg.norm(local - w)
             below += norm <= limit
-            total += (local - w) * min(1, limit / norm) / regression.NUM
+            total += (local - w) * min(1, limit / norm) / regression.N
         w += total
         if quantile:
-            limit *= math.exp(-0.2 * (below / regression.NUM - quantile))
+            limit *= math.exp(-0.2 * (below / regression.N - quantile))
     kernel = got.params["params"]["kernel"][:, 0]
     np.testing.assert_allclose(kernel, w, rtol=1e-4, atol=1e-5)
 
 
 def on_regression(x, **settings):
-    """`regression.run` on other inputs."""
+    """The regression on other inputs."""
     y = regression.Y[: len(x)]
     values = {"algorithm": "fedavg", "num_clients": 4, "batch_size": 12, "lr": 0.1}
     values |= {"schedule.kind": "explicit", "schedule.tau": regression.TAU}
@@ -138,7 +153,7 @@ def on_regression(x, **settings):
         replace(tsfl_jax.Config(), values | settings),
         model=nn.Dense(1, use_bias=False, kernel_init=nn.initializers.zeros),
         dataset=tsfl_jax.make_dataset(x, y, regression.X, regression.Y),
-        partition=[list(rows) for rows in regression.PARTS],
+        partition=[list(rows) for rows in regression.ROWS],
     )
 
 
@@ -148,7 +163,7 @@ def test_a_lost_model_counts_as_zero():
     models = {}
     for name, factor in (("zero", 0.0), ("lost", 1e36)):
         x = regression.X[:48].copy()
-        x[regression.PARTS[2]] *= factor
+        x[regression.ROWS[2]] *= factor
         got = on_regression(x, **{"noise.multiplier": 0.0})
         models[name] = got.params["params"]["kernel"]
         assert got.history["num_discarded"][0] == (name == "lost")
@@ -249,6 +264,7 @@ def test_a_target_is_met_by_the_z_that_the_run_has(tmp_path):
         assert spent[-1] == single.summary["epsilon"] == pytest.approx(row["epsilon"])
         assert (np.diff(spent) > 0).all()
         assert '"spent_epsilon"' in (folder / "metrics.jsonl").read_text()
+    assert "ε so far over interval" in page.make_page([folder])
     assert "ε = 3, δ = 1e-05" in repr(tsfl_jax.explain(config))
 
 

@@ -63,7 +63,7 @@ def run_interval(interval: Interval) -> tuple[State, History]:
     train = client_training(interval, streams[0])
     arrived = train_and_combine(interval, train, on_device, clients, weights, received)
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
-    sums = of_sum(arrived.mixed, len(problem.client))
+    sums = of_sum(arrived.mixed, len(problem.client), parts.spec.frozen)
     new = advance(interval, arrived, tally, sums)
     states = kept_states(parts.spec, state.uplinks, arrived.results, on_device, clients)
     new = new._replace(uplinks=chain.adapt(parts.uplinks, states, sums, hparams))
@@ -161,6 +161,7 @@ def client_training(interval: Interval, key: PRNGKey) -> Callable[..., mapping.T
         version = downloaded if links else state.params
         version = variables if is_own_start else version
         info = LinkInfo(rng.fold(start.key, "uplink"), number, version, model)
+        info = info._replace(frozen=parts.spec.frozen)
         if problem.attacker is not None:
             info = info._replace(is_attacker=problem.attacker[client.place])
         update, states = chain.send(links, states, info, hparams)
@@ -369,12 +370,12 @@ def _regret_of(
     return from_updates.regret_of(at, present, not delta, hparams)
 
 
-def of_sum(mixed: Mixed, number: int) -> SumInfo:
+def of_sum(mixed: Mixed, number: int, frozen: tuple[str, ...]) -> SumInfo:
     """What links may see of the sum, with U clients; the key is the rule's."""
     info, zeros = mixed.received.info, jnp.zeros(number)
     exposure = zeros.at[info.places].add(jnp.abs(mixed.weights.rho)).max()
     count = zeros.at[info.places].max((info.tau > 0).astype(zeros.dtype)).sum()
-    return SumInfo(info.key, exposure, count)
+    return SumInfo(info.key, exposure, count, frozen)
 
 
 def advance(interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo) -> State:

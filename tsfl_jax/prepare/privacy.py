@@ -5,9 +5,9 @@ s_it = Σ_k |ρ_k| over its deliveries, and S_t is the largest: by composition o
 Gaussians μ_i² = Σ_t (s_it/S_t)²/z², or n_i/z² of n_i deliveries with noise of the
 clients, and the largest μ counts. Cohorts of equal weights, each drawn anew, are also
 accounted as sampled, if they stay secret, and the smaller ε counts: `poisson` as such,
-`uniform` as sampling without replacement, whose bound is of
-one client in place of another: 2 ρ C, so z/2. The accountant is `dp-accounting`: exact
-for Gaussians, Rényi divergences (moments) for sampled ones.
+`uniform` as without replacement, whose bound is of one client in place of another,
+2 ρ C: z/2. The accountant is `dp-accounting`: exact for Gaussians, Rényi divergences
+(moments) for sampled ones.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def check(config: Config, rule: Aggregator, params: Params) -> None:
     ):
         if is_conflict:
             flag = f"--config.{name}={get(config, name)}"
-            raise UserError(f"{flag}: with noise a client has no bound: {reason}")
+            raise UserError(f"{flag}: noise needs a bound on each client; {reason}")
 
 
 def account(
@@ -80,9 +80,6 @@ def account(
     hparams: HParams,
 ) -> tuple[Privacy | None, HParams]:
     """What the noise of a run gives, None without; and the hyper-parameters with its z.
-
-    Args:
-      config, custom, rule, workload, network, hparams: those of the run.
 
     Raises:
       UserError: the influence of one client has no bound, or the library is missing.

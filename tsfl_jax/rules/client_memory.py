@@ -250,8 +250,8 @@ def dynamic_mean(
     with p_i = |D_i|/Σ|D_j| over all N clients. In the paper's symbols μ = α, λ_i =
     −∇L_i(θ_i) and Σ p_i λ_i = −h; it has 1/N and 1/|S| for p and ρ.
 
-    With μ = 0 it is FedAvg: 0/0 counts as 0. For μ → 0 it is not: (1/μ) Σ p_i λ_i is
-    the mean of all updates so far. Simplified: clients make their τ_i iterations of SGD
+    With μ = 0 it is FedAvg: 0/0 counts as 0. For μ → 0 it is not: (1/μ) λ_i is the sum
+    of all updates of client i so far. Simplified: clients make τ_i iterations of SGD
     and do not minimize exactly. Of several deliveries of one client in an update the
     last decides λ_i; all were trained with that of before.
 

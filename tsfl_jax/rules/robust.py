@@ -51,7 +51,7 @@ def _left_out(trim: ArrayLike, n: Int[Array, ""]) -> Int[Array, ""]:
     return jnp.clip(jnp.floor(share).astype(n.dtype), 0, jnp.maximum(n - 1, 0) // 2)
 
 
-def _average(
+def average(
     models: Params, weight: Float[Array, "N"] | Bool[Array, "N"], origin: Params = None
 ) -> Params:
     """w + Σ v_i (w_i − w) / Σ v_i in float32 or better, w (None: 0) if all v = 0."""
@@ -81,7 +81,7 @@ def _middle(models: Params, mask: Bool[Array, "N"], left_out: Int[Array, ""]) ->
     def mean(x: Array) -> Array:
         here = mask.reshape(mask.shape + (1,) * (x.ndim - 1))
         rising = jnp.sort(jnp.where(here, x, jnp.inf), axis=0)
-        return _average(rising, middle).astype(x.dtype)
+        return average(rising, middle).astype(x.dtype)
 
     return jax.tree.map(mean, models)
 
@@ -144,9 +144,9 @@ def geometric_median(
         # Where a model is the median itself the root has no derivative.
         far = jnp.sqrt(jnp.where(squares > 0, squares, 1.0))
         far = jnp.where(mask, jnp.where(squares > 0, far, 0.0), jnp.inf)
-        return _average(models, alpha / jnp.maximum(far, smoothing), w)
+        return average(models, alpha / jnp.maximum(far, smoothing), w)
 
-    w = lax.fori_loop(0, iterations, iterate, _average(models, alpha))
+    w = lax.fori_loop(0, iterations, iterate, average(models, alpha))
     return jax.tree.map(lambda w, x: w.astype(x.dtype), w, models)
 
 
@@ -224,7 +224,7 @@ def multi_krum(
     """
     models, order, count = _krum_order(models, present, trim)
     best = jnp.zeros(order.shape, bool).at[order].set(jnp.arange(order.size) < count)
-    w = _average(models, best)
+    w = average(models, best)
     return jax.tree.map(lambda w, x: w.astype(x.dtype), w, models)
 
 

@@ -78,14 +78,9 @@ def send(
 def receive(
     chain: Chain, total: Params, states: tuple, info: SumInfo, hparams: HParams
 ) -> Params:
-    """What the server makes of the weighted sum of the updates.
+    """What the server makes of Σ ρ_i u_i, with the links' states ``[U, ...]`` before.
 
-    Args:
-      chain: the links.
-      total: Σ ρ_i u_i of the parameters.
-      states: of all clients ``[U, ...]``, before this update.
-      info: of the sum, with the key of the rule.
-      hparams: with the settings of the links.
+    `info` has the key of the rule.
     """
     key = rng.fold(info.key, "uplink")
     for number, (link, state) in enumerate(zip(chain, states, strict=True)):

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax.rules.robust import average
 from tsfl_jax.timeline.attackers import COLLUDING, KINDS, AttackConfig
 from tsfl_jax.types import Params
 from tsfl_jax.uplink.link import Uplink
@@ -45,21 +46,15 @@ def collude(
 ) -> Params:
     """The updates of the parameters, leaves ``[K, ...]``, as they are sent."""
     honest, s = present & ~is_attacker, jnp.asarray(settings.strength)
-    attacks, count = present & is_attacker & honest.any(), honest.sum()
-    z = jnp.where(s > 0, s, largest_z(present.sum(), present.sum() - count))
+    attacks, number = present & is_attacker & honest.any(), present.sum()
+    z = jnp.where(s > 0, s, largest_z(number, number - honest.sum()))
     is_alie = jnp.asarray(settings.kind) == KINDS.index("alie")
 
     def leaf(u: Array) -> Array:
-        shape = (-1, *(1,) * (u.ndim - 1))
-
-        def mean(values: Array) -> Array:
-            total = jnp.where(honest.reshape(shape), values, 0.0).sum(axis=0)
-            return total / jnp.maximum(count, 1)
-
-        center = mean(u)
-        spread = jnp.sqrt(mean((u - center[None]) ** 2))
+        center = average(u, honest)
+        spread = jnp.sqrt(average((u - center[None]) ** 2, honest))
         sent = jnp.where(is_alie, center - z * spread, -s * center)
-        return jnp.where(attacks.reshape(shape), sent[None], u)
+        return jnp.where(attacks.reshape(-1, *(1,) * (u.ndim - 1)), sent[None], u)
 
     return jax.tree.map(leaf, updates)
 

@@ -23,9 +23,10 @@ class LinkInfo(NamedTuple):
     interval: Int[Array, ""]  # t
     version: Params  # the variables that the update is measured against
     model: Params  # the client's variables after training
+    is_attacker: Bool[Array, ""] | bool = False
     # ‖update‖₂ of the parameters is at most that after the links before; inf: unknown.
     bound: Float[Array, ""] | float = math.inf
-    is_attacker: Bool[Array, ""] | bool = False
+    frozen: tuple[str, ...] = ()  # parts of the paths of parameters that do not train
 
 
 class SumInfo(NamedTuple):
@@ -35,7 +36,8 @@ class SumInfo(NamedTuple):
     # max_i Σ_k |ρ_k| over the deliveries k of client i in this update.
     exposure: Float[Array, ""]
     count: Int[Array, ""]  # clients that deliver
-    bound: Float[Array, ""] | float = math.inf  # as in `LinkInfo`
+    frozen: tuple[str, ...] = ()  # as in `LinkInfo`
+    bound: Float[Array, ""] | float = math.inf  # likewise
     multiplier: Float[Array, ""] | float = 0.0  # z of the chain's noise; 0: none
 
 
@@ -82,9 +84,7 @@ class Uplink(NamedTuple):
     collude: Callable[[Params, Any, Any, Any], Params] | None = None
     # (Σ ρ_i u_i of the parameters, info, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
-    receive: Callable[[Params, SumInfo, Any], Params] = lambda sums, info, settings: (
-        sums
-    )
+    receive: Callable[[Params, SumInfo, Any], Params] = lambda sums, info, _: sums
     # (bound before, the state of any client, settings) -> `bound` after this link
     bound: Callable[[Any, Any, Any], Any] = lambda before, state, settings: math.inf
     # (states [U, ...] of all clients, info, settings) -> states, once at the server

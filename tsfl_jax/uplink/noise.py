@@ -23,8 +23,9 @@ from typing import Any
 import jax
 from jax.flatten_util import ravel_pytree
 
+from tsfl_jax import trees
 from tsfl_jax.components import component, setting
-from tsfl_jax.types import Params, PRNGKey
+from tsfl_jax.types import Params
 from tsfl_jax.uplink.link import LinkInfo, SumInfo, Uplink
 
 
@@ -42,27 +43,33 @@ class Noise:
     delta: float = setting(1e-5, "δ of (ε, δ)", above=0, below=1)
 
 
-def _noised(params: Params, key: PRNGKey, std: Any) -> Params:
+def _noised(params: Params, info: LinkInfo | SumInfo, std: Any) -> Params:
+    """With noise on all that trains."""
     vector, to_params = ravel_pytree(params)
-    noise = std * jax.random.normal(key, vector.shape, vector.dtype)
-    return to_params(vector + noise.astype(vector.dtype))
+    noise = std * jax.random.normal(info.key, vector.shape)
+    noise = noise.astype(vector.dtype)
+    is_frozen, noise = trees.marked(params, info.frozen), to_params(noise)
+    return jax.tree.map(
+        lambda is_still, value, part: value if is_still else value + part,
+        *(is_frozen, params, noise),
+    )
 
 
 def send(
     update: Params, state: Any, info: LinkInfo, settings: Noise
 ) -> tuple[Params, Any]:
     """The update with the client's noise."""
-    if settings.where == "client":
-        noised = _noised(update["params"], info.key, settings.multiplier * info.bound)
-        update = {**update, "params": noised}
-    return update, state
+    if settings.where == "server":
+        return update, state
+    params, std = {"params": update["params"]}, settings.multiplier * info.bound
+    return {**update, **_noised(params, info, std)}, state
 
 
 def receive(sums: Params, info: SumInfo, settings: Noise) -> Params:
     """The sum with the server's noise."""
     if settings.where == "client":
         return sums
-    return _noised(sums, info.key, settings.multiplier * info.bound * info.exposure)
+    return _noised(sums, info, settings.multiplier * info.bound * info.exposure)
 
 
 NOISE = Uplink(

@@ -6,7 +6,7 @@ import numpy as np
 
 from tsfl_jax.components import checker, component, setting
 from tsfl_jax.sections import General
-from tsfl_jax.timeline.power import watts
+from tsfl_jax.timeline.fleet import watts
 from tsfl_jax.types import UserError
 
 
@@ -121,8 +121,7 @@ class FleetConfig:
     def check(self, config: Any, rule: Any) -> None:
         """Refuse what are no watts."""
         del rule
-        if self.power:
-            watts(self.power, config.num_clients, np.arange(0))
+        watts(self.power, config.num_clients, np.arange(0))
 
 
 check = checker(General, ScheduleConfig, TimelineConfig, FleetConfig)

@@ -321,11 +321,10 @@ def read_means(path: str, N: int) -> Float[np.ndarray, "5 N"] | None:
     columns = {
         "client": CsvColumn(high=N - 1, whole=True),
         "seconds": CsvColumn(1 / ticks.SECOND, longest),
-        "download": CsvColumn(high=longest, optional=True),
-        "upload": CsvColumn(high=longest, optional=True),
-        "bandwidth_down": CsvColumn(_SLOWEST, longest, optional=True),
-        "bandwidth_up": CsvColumn(_SLOWEST, longest, optional=True),
     }
+    for name, unit in [*UNITS.items()][1:]:
+        low = _SLOWEST if unit == "B/s" else 0
+        columns[name] = CsvColumn(low, longest, optional=True)
     table = read_table(path, columns, key=["client"], flag=flag).set_index("client")
     missing = np.setdiff1d(np.arange(N), table.index)
     if len(missing):

@@ -3,6 +3,7 @@
 NOT done here: which tasks there are, see `asynchronous` and `synchronous`.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -167,17 +168,14 @@ def of_schedule(
     Returns:
       `Segment`s by client, in intervals, not seconds; the rest is WAITING or IDLE.
     """
-    intervals, clients = len(tau), range(tau.shape[1])
-    H, bars = max(int(tau.max(initial=1)), 1), []
+    clients, H, bars = range(tau.shape[1]), max(int(tau.max(initial=1)), 1), []
     if client is not None:
         clients = _some(np.unique(client[tau > 0]).tolist())
         tau = np.stack([np.where(client == i, tau, 0).max(1) for i in clients], 1)
     for column, i in enumerate(clients):
-        for t in range(intervals):
-            work = int(tau[t, column])
+        for t, work in enumerate(tau[:, column].tolist()):
             edges = [t + h / H for h in range(work + 1)]
-            pairs = zip(edges[:-1], edges[1:], strict=True)
-            bars += [Segment(i, ITERATION, a, b) for a, b in pairs]
+            bars += [Segment(i, ITERATION, *ends) for ends in itertools.pairwise(edges)]
             if work < H:
                 kind = WAITING if client is None or i in client[t] else IDLE
                 bars.append(Segment(i, kind, edges[-1], float(t + 1)))

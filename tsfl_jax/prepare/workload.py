@@ -127,7 +127,7 @@ def draw_workload(
     times = deliveries.arriving(times, workload.trace, share, plan.horizon)
     lines = attackers.notes(plan.is_attacker, config.attack)
     times = times._replace(notes=(*times.notes, *lines))
-    watts(config.timeline.power, config.num_clients, workload.drawn)  # refuses
+    watts(config.timeline.power, config.num_clients, workload.drawn)  # refuses others
     workload = workload._replace(transfer_bytes=transfer_bytes or (0.0, 0.0))
     is_attacker = plan.is_attacker[workload.drawn]
     return workload._replace(schedule=times, attackers=is_attacker)

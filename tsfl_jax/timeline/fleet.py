@@ -217,13 +217,9 @@ def online_in(
     windows = fleet.of(client).online
     if windows is _ALWAYS:
         return [(start, end)] if start < end else []
-    online = []
-    for first, last in windows[bisect.bisect_right(windows, start, key=_END) :]:
-        first = max(first, start)
-        if first >= end:
-            break
-        online.append((first, min(last, end)))
-    return online
+    later = windows[bisect.bisect_right(windows, start, key=_END) :]
+    within = itertools.takewhile(lambda window: max(window[0], start) < end, later)
+    return [(max(first, start), min(last, end)) for first, last in within]
 
 
 def means_of(

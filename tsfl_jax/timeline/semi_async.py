@@ -99,9 +99,8 @@ def safa(
             counted = bypassed | {task.client: task for task in picks}
             updates.append(Update(now, [counted[i] for i in sorted(counted)]))
             picked = {task.client for task in picks}
-            bypassed = {
-                t.client: t for t in ended if not (t.lost or t.client in picked)
-            }
+            arrived = {t.client: t for t in ended if not t.lost}
+            bypassed = {i: t for i, t in arrived.items() if i not in picked}
     begun += flying.values()
     width = max([quota, *(len(update.tasks) for update in updates)])
     return make_simulation(updates, begun, width, end)

@@ -108,10 +108,8 @@ def _distinct(values: pd.Series) -> str:
 def _notes_of(runs: Sequence[Run]) -> list[str]:
     """Notes of the runs, and which diverged, each once."""
     notes = [str(note) for run in runs for note in run.facts["notes"]]
-    lost = [
-        run.facts["diverged_at"] for run in runs if statistics.has_diverged(run.facts)
-    ]
-    notes += [f"diverged in interval {interval:g}" for interval in lost]
+    lost = [run.facts for run in runs if statistics.has_diverged(run.facts)]
+    notes += [f"diverged in interval {facts['diverged_at']:g}" for facts in lost]
     counts = collections.Counter(notes)
     return [f"{note} ({n} runs)" if n > 1 else note for note, n in counts.items()]
 

@@ -33,7 +33,6 @@ from tsfl_jax.report.statistics import (
 )
 from tsfl_jax.run import costs, grid, runner
 from tsfl_jax.timeline import deliveries, ticks
-from tsfl_jax.timeline.costs import costs_of, until
 from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.types import Dataset, UserError
 
@@ -143,8 +142,8 @@ def _run_one(
     }
     result = runner.run(exp, workdir)
     seconds = result.history["virtual_time"]
-    work, *known = costs.on_timeline(exp.prepared, len(seconds))
-    totals = [costs_of(until(work, s), *known).totals for s in seconds]
+    costs_until = costs.on_timeline(exp.prepared)
+    totals = [costs_until(second).totals for second in seconds]
     spent = {n: np.array([total[n] for total in totals]) for n in totals[-1]}
     spent["bytes"] = spent.pop("bytes_down") + spent.pop("bytes_up")
     return result, facts | {"spent": spent}

@@ -190,11 +190,9 @@ def summarized(
         mean = values.sum(axis=1, where=is_scored) / count
         worst = sign * ranked.sum(axis=1, where=is_worst) / tenth
         square = ((values - mean[:, None]) ** 2).sum(axis=1, where=is_scored) / count
-        # Of x ascending Σ_i Σ_j |x_i − x_j| is 2 Σ (2i − n − 1) x_i.
+        # Of x or −x ascending Σ_i Σ_j |x_i − x_j| is 2 Σ (2i − n − 1) x_i.
         place = 2 * np.arange(1, values.shape[1] + 1) - count[:, None] - 1
-        total = (place * np.sort(values, axis=1)).sum(
-            axis=1, where=place < count[:, None]
-        )
+        total = (place * ranked).sum(axis=1, where=place < count[:, None])
         gini = total / (count * count * mean)
     return dict(zip(_OVER_CLIENTS, (mean, worst, np.sqrt(square), gini), strict=True))
 

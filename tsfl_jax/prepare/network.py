@@ -50,11 +50,8 @@ def _trace(module: Any, name: str, shape: tuple[int, ...], dtype: Any) -> tuple:
     model = module if isinstance(module, networks.Model) else networks.from_flax(module)
     if isinstance(module, text.NextToken):  # its accuracy is no other's
         model = model._replace(metrics=tuple(text.METRICS.items()))
-    return model, *tracing.trace(_named(model, name), shape, dtype)
-
-
-def _named(model: networks.Model, name: str) -> networks.Model:
-    return model._replace(name=model.name or name)
+    named = model._replace(name=model.name or name)
+    return model, *tracing.trace(named, shape, dtype)
 
 
 _trace_once = functools.lru_cache(maxsize=8)(_trace)  # ours, for all lanes and calls
@@ -80,19 +77,18 @@ def _custom_network(
 
 
 def _named_network(
-    settings: networks.ModelConfig,
-    quadratic_settings: QuadraticConfig,
-    form: str,
-    dataset: Dataset,
+    config: Config, form: str, dataset: Dataset
 ) -> tuple[Network, jax.ShapeDtypeStruct]:
     """A network of the table, and shapes of its outputs."""
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
-    name = settings.name
+    name = config.model.name
     _check_tokens(name, dataset, dtype == np.int32)
     if networks.MODELS[name].make is None:  # the model of drawn data
-        module = Quadratic(tuple(curvature_of(quadratic_settings, shape).tolist()))
+        module = Quadratic(tuple(curvature_of(config.quadratic, shape).tolist()))
     else:
-        module = networks.make_model(settings, targets.outputs(dataset), shape, form)
+        module = networks.make_model(
+            config.model, targets.outputs(dataset), shape, form
+        )
     model, params, outputs, notes = _trace_once(module, name, shape, dtype)
     return Network(model, name, form, params, notes), outputs
 
@@ -132,59 +128,43 @@ def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
         )
 
 
-def make_network(
-    settings: networks.ModelConfig,
-    quadratic_settings: QuadraticConfig,
-    form: str,
-    dataset: Dataset,
-    custom: Custom,
-    traced: dict[str, Network] | None = None,
-) -> Network:
-    """The network of the settings, or the user's own.
-
-    Args:
-      settings: which network of the table.
-      quadratic_settings: of the model of quadratic data.
-      form: a key of `convolution.CONVOLUTIONS`.
-      dataset: for the shape of a sample and the number of classes.
-      custom: the user's network, loss and metrics.
-      traced: networks of other experiments with the same `custom`, by what they depend
-        on; this one is added, so that a network is traced once.
-    """
-    traced = {} if traced is None else traced
-    x, y = dataset.x_train, targets.of(dataset)[0]
-    key = f"{settings}{quadratic_settings}{form}{x.shape[1:]}{x.dtype}"
-    key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}"
-    if key not in traced:
-        if custom.model is None:
-            parts = _named_network(settings, quadratic_settings, form, dataset)
-        else:
-            parts = _custom_network(custom.model, form, dataset)
-        traced[key] = _with_measures(*parts, dataset, custom)
-    network = traced[key]
-    if not targets.regresses(dataset):
-        return network
-    text = "labels are real numbers: a regression, without accuracy; "
-    text += "y_train.astype(int) makes them classes"
-    return network._replace(notes=(*network.notes, text))
-
-
 def network_of(
     config: Config,
     dataset: Dataset,
     custom: Custom,
     traced: dict[str, Network] | None = None,
 ) -> Network:
-    """The network of an experiment in its precision; `traced` as of `make_network`."""
-    _, form = backend.implementation(
-        jax.default_backend(), config.mapping, config.convolution
-    )
-    network = make_network(
-        config.model, config.quadratic, form, dataset, custom, traced
-    )
+    """The network of the settings, or the user's own, in its precision.
+
+    Args:
+      config: which network of the table, and which convolutions.
+      dataset: for the shape of a sample and the number of classes.
+      custom: the user's network, loss and metrics.
+      traced: networks of other experiments with the same `custom`, by what they depend
+        on; this one is added, so that a network is traced once.
+    """
+    traced = {} if traced is None else traced
+    backend_name, choice = jax.default_backend(), config.convolution
+    _, form = backend.implementation(backend_name, config.mapping, choice)
+    x, y = dataset.x_train, targets.of(dataset)[0]
+    key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"
+    key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}"
+    if key not in traced:
+        if custom.model is None:
+            parts = _named_network(config, form, dataset)
+        else:
+            parts = _custom_network(custom.model, form, dataset)
+        traced[key] = _with_measures(*parts, dataset, custom)
+    network, notes = traced[key], ()
+    if targets.regresses(dataset):
+        notes = (
+            "labels are real numbers: a regression, without accuracy; "
+            "y_train.astype(int) makes them classes",
+        )
     model = precision.with_precision(network.model, config.precision)
     metrics = (*model.metrics, *poison.success_of(dataset, config.attack))
-    return network._replace(model=model._replace(metrics=metrics))
+    model = model._replace(metrics=metrics)
+    return network._replace(model=model, notes=network.notes + notes)
 
 
 def traffic_of(

@@ -255,7 +255,7 @@ def prepare_validated(
       config: all settings, from `adopted`.
       custom: the user's own parts, likewise.
       data_digest: that of ``custom.dataset``, which was checked then; "": neither.
-      traced: networks of experiments with the same custom parts, see `make_network`.
+      traced: networks of experiments with the same custom parts, see `network_of`.
     """
     rule, uplinks = rule_settings.rule_of(config, custom), chain_of(config)
     rule_settings.check(config, rule, custom)

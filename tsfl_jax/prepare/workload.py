@@ -26,7 +26,7 @@ from tsfl_jax.timeline import (
     ticks,
 )
 from tsfl_jax.timeline.cohort import Cohorts
-from tsfl_jax.timeline.fleet import UNITS, Fleet, draw_fleet
+from tsfl_jax.timeline.fleet import UNITS, Fleet, draw_fleet, watts
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
 from tsfl_jax.types import Schedule, UserError, parts_of
 
@@ -61,48 +61,29 @@ class Workload(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The settings that a workload follows from."""
+    """What a workload follows from."""
 
-    num_intervals: int  # T
-    num_clients: int  # N
-    batch_size: int
-    schedule: Any  # `ScheduleConfig`
-    timeline: Any  # `TimelineConfig` and `FleetConfig`
-    cohort: cohort.CohortConfig
+    config: Config
     seed: int  # of the fleet
-    counts_all_work: bool  # whether the settings of some rule ask for K of all work
-    attack: attackers.AttackConfig
     is_attacker: Bool[np.ndarray, "N"]
-    transfer_bytes: Bytes | None = None  # None: not known
+    transfer_bytes: Bytes | None  # None: not known
 
     @property
     def by_cases(self) -> bool:
         """Whether there is no clock, and τ is drawn."""
-        return self.timeline.framework == "none"
+        return self.config.timeline.framework == "none"
 
     @property
     def horizon(self) -> float:
         """Virtual seconds of the run, T·Δ."""
-        return self.num_intervals * self.schedule.interval_seconds
+        return self.config.num_intervals * self.config.schedule.interval_seconds
 
 
 def plan_of(config: Config, transfer_bytes: Bytes | None = None) -> Plan:
     """What of a config decides who works when."""
-    rules = (getattr(config, section) for section in SECTIONS)
     seed = seeds_of(config).fleet
-    return Plan(
-        config.num_intervals,
-        config.num_clients,
-        config.batch_size,
-        config.schedule,
-        config.timeline,
-        config.cohort,
-        seed,
-        any(getattr(settings, "counts_all_work", False) for settings in rules),
-        config.attack,
-        attackers.draw(seed, config.num_clients, config.attack),
-        transfer_bytes,
-    )
+    is_attacker = attackers.draw(seed, config.num_clients, config.attack)
+    return Plan(config, seed, is_attacker, transfer_bytes)
 
 
 def groups(text: str) -> tuple[str, ...]:
@@ -133,7 +114,7 @@ def draw_workload(
       UserError: a setting that cannot work, in one line.
     """
     plan = plan_of(config, transfer_bytes)
-    if plan.cohort.size:
+    if config.cohort.size:
         workload = _of_cohorts(plan, num_samples, sampler)
     elif not sampler:
         workload = _of_all(plan, num_samples, scores or {})
@@ -142,10 +123,11 @@ def draw_workload(
             "sampler=: would be ignored with --config.cohort.size=0; say how many "
             "clients it draws"
         )
-    share, times = plan.schedule.arrive_from, workload.schedule
+    share, times = config.schedule.arrive_from, workload.schedule
     times = deliveries.arriving(times, workload.trace, share, plan.horizon)
-    lines = attackers.notes(plan.is_attacker, plan.attack)
+    lines = attackers.notes(plan.is_attacker, config.attack)
     times = times._replace(notes=(*times.notes, *lines))
+    watts(config.timeline.power, config.num_clients, workload.drawn)  # refuses others
     is_attacker, sent = plan.is_attacker[workload.drawn], transfer_bytes or (0.0, 0.0)
     return workload._replace(schedule=times, attackers=is_attacker, transfer_bytes=sent)
 
@@ -154,7 +136,7 @@ def _of_all(
     plan: Plan, num_samples: Int[np.ndarray, "N"] | None, scores: copula.Scores
 ) -> Workload:
     """The workload where all clients take part in each interval or update."""
-    everyone = np.arange(plan.num_clients, dtype=np.int32)
+    everyone = np.arange(plan.config.num_clients, dtype=np.int32)
     if plan.by_cases:
         times = _draw_by_cases(plan)
         if num_samples is not None:
@@ -171,9 +153,9 @@ def _of_all(
         size = size[copula.order(size, scores["size"])]
     fleet = _draw_fleet(plan, size, scores)
     missing = sum(len(windows) == 0 for windows in fleet.online)
-    if plan.timeline.availability and missing:
+    if plan.config.timeline.availability and missing:
         notes += (
-            f"{plan.timeline.availability}: {missing} of {len(fleet.online)} "
+            f"{plan.config.timeline.availability}: {missing} of {len(fleet.online)} "
             "clients have no row and are always online",
         )
     trace, tasks = simulate_timeline(plan, fleet)
@@ -187,41 +169,41 @@ def _of_cohorts(
     sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None,
 ) -> Workload:
     """The workload where some clients are asked at a time, and only those are drawn."""
-    everyone = _make_crowd(plan, num_samples)
-    iterations = plan.timeline.local_iterations
-    cohorts = cohort.make_cohorts(everyone, plan.cohort, sampler, iterations)
+    config, everyone = plan.config, _make_crowd(plan, num_samples)
+    iterations = config.timeline.local_iterations
+    cohorts = cohort.make_cohorts(everyone, config.cohort, sampler, iterations)
     num_samples, all_count = everyone.num_samples, True
     if plan.by_cases:
-        client, is_asked = cohort.all_asked(cohorts, plan.num_intervals)
-        times = _draw_of_crowd(plan, everyone, client, is_asked)
+        client, is_asked = cohort.all_asked(cohorts, config.num_intervals)
+        times = crowd.schedule_of(everyone, client, is_asked, **_cases_of(plan))
         workload = Workload(times, num_samples=num_samples)
     else:
         trace, tasks = simulate_timeline(plan, cohorts)
         times = deliveries.schedule_of(trace, num_samples, cohorts=True)
         workload = Workload(times, cohorts, trace, tasks, num_samples)
         is_asked = trace.client >= 0
-        all_count = timeline.FRAMEWORKS[plan.timeline.framework].all_count
+        all_count = timeline.FRAMEWORKS[config.timeline.framework].all_count
     times = _complete(plan, times, is_asked)
-    if plan.cohort.choice is not None:
+    if config.cohort.choice is not None:
         times = _with_candidates(plan, everyone, times)
         # Also who never works: what its data say is asked for.
         return workload._replace(schedule=times, drawn=np.unique(times.client))
     chance = cohort.inclusion(cohorts, times.client, all_count)
     share = weighting.shares(
-        plan.cohort.weighting, times, num_samples, chance, plan.schedule.dropout
+        config.cohort.weighting, times, num_samples, chance, config.schedule.dropout
     )
     times = times._replace(share=share)
     return workload._replace(schedule=times, drawn=deliveries.drawn(times))
 
 
 def _make_crowd(plan: Plan, num_samples: Int[np.ndarray, "N"] | None) -> crowd.Crowd:
-    s, t = plan.schedule, plan.timeline
+    s, t, N = plan.config.schedule, plan.config.timeline, plan.config.num_clients
     kind = s.kind if plan.by_cases else "distribution"
     size_groups = groups(s.size_groups)
     return crowd.make_crowd(
-        plan.num_clients,
+        N,
         plan.seed,
-        sizes=schedule.size_texts(kind, size_groups, s.data_size, plan.num_clients),
+        sizes=schedule.size_texts(kind, size_groups, s.data_size, N),
         num_samples=num_samples,
         seconds={name: groups(getattr(t, name)) for name in UNITS},
         speeds_file=t.speeds,
@@ -233,40 +215,26 @@ def _make_crowd(plan: Plan, num_samples: Int[np.ndarray, "N"] | None) -> crowd.C
     )
 
 
+def _cases_of(plan: Plan) -> dict[str, Any]:
+    """How τ is drawn by cases."""
+    s = plan.config.schedule
+    texts = {"tau": tuple(s.tau), "tau_groups": groups(s.tau_groups)}
+    return {"kind": s.kind} | texts
+
+
 def _draw_by_cases(plan: Plan, **changes: Any) -> Schedule:
     """τ and samples of all clients by the settings, but for the changed arguments."""
-    s = plan.schedule
-    arguments: dict[str, Any] = {
-        "kind": s.kind,
-        "num_intervals": plan.num_intervals,
-        "num_clients": plan.num_clients,
+    s = plan.config.schedule
+    arguments = _cases_of(plan) | {
+        "num_intervals": plan.config.num_intervals,
+        "num_clients": plan.config.num_clients,
         "data_size": s.data_size,
-        "tau": tuple(s.tau),
-        "tau_groups": groups(s.tau_groups),
         "size_groups": groups(s.size_groups),
         "trace": s.trace,
         "dropout": s.dropout,
         "rng": rng.generator(plan.seed, "schedule"),
     }
     return schedule.make_schedule(**arguments | changes)
-
-
-def _draw_of_crowd(
-    plan: Plan,
-    everyone: crowd.Crowd,
-    client: Int[np.ndarray, "T K"],
-    is_asked: Bool[np.ndarray, "T K"],
-) -> Schedule:
-    """τ by cases of those who are asked."""
-    s = plan.schedule
-    return crowd.schedule_of(
-        everyone,
-        client,
-        is_asked,
-        kind=s.kind,
-        tau=tuple(s.tau),
-        tau_groups=groups(s.tau_groups),
-    )
 
 
 def _complete(
@@ -277,17 +245,18 @@ def _complete(
     K is a mean over the clients that are asked, None: all. That of all work counts what
     clients report, and what those have done that cannot upload.
     """
-    least, by_cases = 0, plan.by_cases
+    s, least, by_cases = plan.config.schedule, 0, plan.by_cases
     if by_cases:
-        seconds = ticks.multiples(len(times.tau), plan.schedule.interval_seconds)
-        least, times = plan.schedule.upload_above, times._replace(seconds=seconds)
+        seconds = ticks.multiples(len(times.tau), s.interval_seconds)
+        least, times = s.upload_above, times._replace(seconds=seconds)
     sent = times._replace(tau=np.where(times.tau > least, times.tau, 0))
     uploads = sent.tau > 0
-    counts_all = by_cases and plan.counts_all_work
-    if plan.schedule.free_riders:
+    rules = (getattr(plan.config, section) for section in SECTIONS)
+    counts_all = by_cases and any(getattr(r, "counts_all_work", False) for r in rules)
+    if s.free_riders:
         sent = _with_free_riders(plan, sent)
         times = _with_free_riders(plan, times) if counts_all else times
-    if claim := plan.attack.claim:
+    if claim := plan.config.attack.claim:
         claims = plan.is_attacker[sent.client] & (sent.tau > 0)
         reported = np.where(claims, claim, sent.reported).astype(np.int32)
         sent = sent._replace(reported=reported)
@@ -302,22 +271,18 @@ def _complete(
 
 
 def _with_free_riders(plan: Plan, times: Schedule) -> Schedule:
-    s, clients = plan.schedule, {}
-    if not times.in_order:
-        clients = {"client": times.client, "num_clients": plan.num_clients}
+    s, client = plan.config.schedule, None if times.in_order else times.client
+    stream, N = rng.generator(plan.seed, "free riders"), plan.config.num_clients
+    clients = {"client": client, "num_clients": N}
     tau, reported, _ = schedule.make_free_riders(
-        times.tau,
-        s.free_riding,
-        s.free_riders,
-        rng.generator(plan.seed, "free riders"),
-        **clients,
+        times.tau, s.free_riding, s.free_riders, stream, **clients
     )
     return times._replace(tau=tau, reported=reported)
 
 
 def _with_candidates(plan: Plan, everyone: crowd.Crowd, times: Schedule) -> Schedule:
     """The schedule of candidates, of whom the cohort is chosen while training."""
-    c, client = plan.cohort, times.client
+    c, client = plan.config.cohort, times.client
     note = (
         f"who is asked depends on training: {c.sampler} chooses {c.size} of "
         f"{client.shape[1]} candidates in each interval; work that is known before "
@@ -328,9 +293,10 @@ def _with_candidates(plan: Plan, everyone: crowd.Crowd, times: Schedule) -> Sche
         return times
     # As if all would deliver: the server does not know who will not.
     sure = everyone._replace(dropout=0.0)
-    whole = _draw_of_crowd(plan, sure, client, np.ones(client.shape, bool))
+    is_asked = np.ones(client.shape, bool)
+    whole = crowd.schedule_of(sure, client, is_asked, **_cases_of(plan))
     steps = whole.tau * local.steps_per_iteration(
-        whole.size, plan.batch_size, plan.schedule.iteration
+        whole.size, plan.config.batch_size, plan.config.schedule.iteration
     )
     lots = feedback.draw_lots(everyone.seed, client, steps, c.preferred, c.penalty)
     return times._replace(lots=lots)
@@ -342,7 +308,7 @@ def _idle_notes(plan: Plan, times: Schedule) -> tuple[str, ...]:
     Raises:
       UserError: no client works in any interval.
     """
-    s, works = plan.schedule, times.tau > 0
+    s, works = plan.config.schedule, times.tau > 0
     if not works.any():
         names = ("tau", "tau_groups", "trace", "upload_above", "dropout", "free_riders")
         settings = {n: getattr(s, n) for n in ("kind", *names) if getattr(s, n)}
@@ -351,17 +317,17 @@ def _idle_notes(plan: Plan, times: Schedule) -> tuple[str, ...]:
             f"{flags}: no client does a local iteration in any of {len(works)} "
             "intervals; let some clients have τ >= 1 that is not lost"
         )
-    has_worked = np.zeros(plan.num_clients, bool)
+    has_worked = np.zeros(plan.config.num_clients, bool)
     has_worked[times.client[works]] = True
     missing, empty = np.flatnonzero(~has_worked), int((~works.any(axis=1)).sum())
-    missing = missing[: 0 if plan.cohort.size else None]  # most are never asked
+    missing = missing[: 0 if plan.config.cohort.size else None]  # most are never asked
     parts = []
     if empty:
         parts.append(f"no client trains in {empty} of {len(works)} intervals")
     if len(missing):
         first = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
         parts.append(
-            f"{len(missing)} of {plan.num_clients} clients never train ({first})"
+            f"{len(missing)} of {plan.config.num_clients} clients never train ({first})"
         )
     return ("; ".join(parts),) if parts else ()
 
@@ -370,17 +336,17 @@ def _draw_fleet(
     plan: Plan, num_samples: Int[np.ndarray, "N"], scores: copula.Scores
 ) -> Fleet:
     """Speeds of the clients; they do not depend on the framework."""
-    t = plan.timeline
-    if plan.schedule.iteration == "step":  # of a mini-batch, however many there are
+    s, t = plan.config.schedule, plan.config.timeline
+    if s.iteration == "step":  # of a mini-batch, however many there are
         num_samples = np.ones_like(num_samples)
     texts: dict[str, Any] = {name: groups(getattr(t, name)) for name in UNITS}
     fleet = draw_fleet(
-        plan.num_clients,
+        plan.config.num_clients,
         num_samples,
         **texts,
         transfer_bytes=plan.transfer_bytes,
         jitter=t.jitter,
-        dropout=plan.schedule.dropout,
+        dropout=s.dropout,
         speeds_file=t.speeds,
         availability_file=t.availability,
         rng=rng.generator(plan.seed, "fleet"),
@@ -392,15 +358,15 @@ def _draw_fleet(
 
 def simulate_timeline(plan: Plan, fleet: Fleet | Cohorts) -> Simulation:
     """Simulate all tasks and updates of T·Δ virtual seconds under the framework."""
-    t, framework = plan.timeline, timeline.FRAMEWORKS[plan.timeline.framework]
+    config, t = plan.config, plan.config.timeline
+    framework = timeline.FRAMEWORKS[t.framework]
     values = vars(t) | {
-        "num_intervals": plan.num_intervals,
-        "interval": plan.schedule.interval_seconds,
+        "num_intervals": config.num_intervals,
+        "interval": config.schedule.interval_seconds,
         "horizon": plan.horizon,
         "iterations": t.local_iterations,
+        "rng": rng.generator(plan.seed, "framework"),
     }
-    if "rng" in framework.parameters:
-        values["rng"] = rng.generator(plan.seed, "framework")
     arguments = framework.arguments(values)
     # A cohort is as fast as the others, about.
     sample = cohort.first_fleet(fleet) if isinstance(fleet, Cohorts) else fleet

@@ -56,7 +56,6 @@ class Timeline(NamedTuple):
     tier: dict[int, int]  # of each client that delivers, with tiers only
     most: int  # H, most iterations of a delivery
     seconds: bool  # else the unit is an interval
-    shares: dict[str, float]  # of the clients' time until the last update
 
 
 def window(timeline: Timeline) -> float:

@@ -108,16 +108,10 @@ def _distinct(values: pd.Series) -> str:
 def _notes_of(runs: Sequence[Run]) -> list[str]:
     """Notes of the runs, and which diverged, each once."""
     notes = [str(note) for run in runs for note in run.facts["notes"]]
-    lost = [
-        run.facts["diverged_at"] for run in runs if statistics.has_diverged(run.facts)
-    ]
-    notes += [f"diverged in interval {interval:g}" for interval in lost]
+    lost = [run.facts for run in runs if statistics.has_diverged(run.facts)]
+    notes += [f"diverged in interval {facts['diverged_at']:g}" for facts in lost]
     counts = collections.Counter(notes)
     return [f"{note} ({n} runs)" if n > 1 else note for note, n in counts.items()]
-
-
-def _command_of(run: Run) -> str:
-    return run.facts.get("command") or f"# {run.place}: of a Python program"
 
 
 def _curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> str:
@@ -186,7 +180,10 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
             "runs": single,
             "differing": differing.groupby(names, sort=False).agg(_distinct),
             "settings": settings.apply(_distinct).to_frame("value"),
-            "commands": dict.fromkeys(map(_command_of, runs)),
+            "commands": dict.fromkeys(
+                run.facts.get("command") or f"# {run.place}: of a Python program"
+                for run in runs
+            ),
             "provenance": pd.json_normalize(origins).apply(_distinct).to_frame("value"),
             "figures": [
                 (Markup(_curves_svg(runs, x, y, (across, up))), f"{up} over {across}")

@@ -6,6 +6,7 @@ where its points are no product. Units are attributes.
 """
 
 import functools
+import itertools
 import math
 import numbers
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -113,10 +114,7 @@ def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays ``[T]`` of different lengths as one ``[L, T]``."""
     kind = arrays[0].dtype
     missing = np.nan if np.issubdtype(kind, np.floating) else 0
-    padded = np.full((len(arrays), max(map(len, arrays))), missing, kind)
-    for row, values in zip(padded, arrays, strict=True):
-        row[: len(values)] = values
-    return padded
+    return np.array([*itertools.zip_longest(*arrays, fillvalue=missing)], kind).T
 
 
 def _labels(values: Iterable[Any]) -> np.ndarray:

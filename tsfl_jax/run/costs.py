@@ -1,6 +1,7 @@
 """What an experiment costs its clients: bytes, and on a timeline seconds and joules."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -9,7 +10,7 @@ from tsfl_jax.prepare import network
 from tsfl_jax.prepare.prepare import Prepared
 from tsfl_jax.timeline import costs
 from tsfl_jax.timeline.costs import Costs
-from tsfl_jax.timeline.power import watts
+from tsfl_jax.timeline.fleet import watts
 
 
 def traffic_of(prepared: Prepared, intervals: int) -> Float[np.ndarray, "2 T"]:
@@ -39,28 +40,23 @@ def costs_of(
       delivered: in these intervals, who delivers.
       client: id of each slot.
     """
-    workload = prepared.workload
+    workload, updates = prepared.workload, len(delivered)
     if workload.tasks is not None:
-        return costs.costs_of(*on_timeline(prepared, len(delivered)))
-    drawn, traffic = workload.drawn, traffic_of(prepared, len(delivered))
+        return on_timeline(prepared)(np.append(0.0, workload.schedule.seconds)[updates])
+    drawn, counts = workload.drawn, delivered.sum(axis=1)
     ids = np.broadcast_to(client, delivered.shape)[delivered]
+    place = np.searchsorted(drawn, ids).clip(max=len(drawn) - 1)
     down, up = (
-        np.bincount(
-            np.searchsorted(drawn, ids).clip(max=len(drawn) - 1),
-            np.broadcast_to(part[:, None], delivered.shape)[delivered],
-            len(drawn),
-        )
-        for part in traffic
+        np.bincount(place, np.repeat(part, counts), len(drawn))
+        for part in traffic_of(prepared, updates)
     )
     return Costs(drawn, down, up, *[np.full(len(drawn), np.nan)] * 5)
 
 
-def on_timeline(prepared: Prepared, updates: int) -> tuple[Any, Any, Any]:
-    """The arguments of `costs.costs_of`, until an update."""
+def on_timeline(prepared: Prepared) -> Callable[[float], Costs]:
+    """What each client has spent until a moment, in seconds."""
     workload, config = prepared.workload, prepared.config
     assert workload.tasks is not None and workload.fleet is not None
-    end = float(workload.schedule.seconds[updates - 1]) if updates else 0.0
-    work = costs.activities(workload.tasks, workload.fleet, end)
-    text, N = config.timeline.power, config.num_clients
-    power = watts(text, N, work.client) if text else None
-    return work, workload.transfer_bytes, power
+    work = costs.activities(workload.tasks, workload.fleet)
+    power = watts(config.timeline.power, config.num_clients, work.client)
+    return functools.partial(costs.costs_of, work, workload.transfer_bytes, power)

@@ -133,17 +133,15 @@ def _timeline(workload: Workload) -> Timeline:
     times, fleet, trace, tasks, *_ = workload
     most = int(times.tau.max(initial=1))
     if fleet is None or trace is None or tasks is None:
-        parts = segments.of_schedule(
-            times.tau, None if times.in_order else times.client
-        )
+        client = None if times.in_order else times.client
         ends = np.arange(1.0, len(times.tau) + 1)
-        return Timeline(parts, [], ends, {}, most, False, segments.shares(parts))
-    parts = list(segments.segments(tasks, fleet, float(trace.time[-1])))
+        bars = segments.of_schedule(times.tau, client)
+        return Timeline(bars, [], ends, {}, most, False)
+    bars = list(segments.segments(tasks, fleet, float(trace.time[-1])))
     row, column = np.nonzero(trace.iterations > 0)
     clients, groups = trace.client[row, column].tolist(), trace.group[row].tolist()
     tiers = dict(zip(clients, groups, strict=True)) if trace.group.any() else {}
-    shares = segments.shares(parts)
-    return Timeline(parts, tasks, trace.time, tiers, most, True, shares)
+    return Timeline(bars, tasks, trace.time, tiers, most, True)
 
 
 def _range(values: np.ndarray) -> str:
@@ -154,12 +152,12 @@ def _range(values: np.ndarray) -> str:
 
 def _costs_text(costs: Costs) -> str:
     """Bytes and joules of all clients, and of a client."""
-    total, sent = costs.totals, (costs.bytes_down + costs.bytes_up) / 1e6
-    words = f"{total['bytes_down'] / 1e6:,.4g} MB down, {total['bytes_up'] / 1e6:,.4g} "
-    words += f"MB up; per client in MB: {_range(sent.round(3))}"
-    if "energy_joules" in total:
-        words += f"; {total['energy_joules'] / 1e3:,.4g} kJ, per client in J: "
-        words += _range(costs.joules.round(1))
+    down, up, joules = costs.bytes_down / 1e6, costs.bytes_up / 1e6, costs.joules
+    words = f"{down.sum():,.4g} MB down, {up.sum():,.4g} MB up; per client in MB: "
+    words += _range((down + up).round(3))
+    if not np.isnan(joules).any():
+        words += f"; {joules.sum() / 1e3:,.4g} kJ, per client in J: "
+        words += _range(joules.round(1))
     return words
 
 
@@ -202,8 +200,9 @@ def text(plan: Explanation) -> str:
     if lag.any():
         table["staleness"] = f"mean {lag.mean():.3g}, max {lag.max()} updates"
     if line.seconds:
-        shares = [f"{k} {100 * v:.1f} %" for k, v in line.shares.items() if v]
-        table["clients' time"] = ", ".join(shares)
+        shares = segments.shares(line.bars).items()
+        words = (f"{kind} {100 * share:.1f} %" for kind, share in shares if share)
+        table["clients' time"] = ", ".join(words)
         if lost := sum(task.fate in (LOST, GIVEN_UP) for task in line.tasks):
             table["lost"] = f"{lost:,} of {len(line.tasks):,} tasks lost or given up"
     if privacy := plan.prepared.privacy:

@@ -105,9 +105,8 @@ def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"
         return distributions.quantiles(texts, group, uniform, flag=flag)
 
     share = crowd.num_samples[ids] / crowd.mean_size if crowd.by_size else 1.0
-    N, measured = crowd.num_clients, crowd.measured
-    sent = crowd.transfer_bytes
-    return fleet.means_of(crowd.seconds, ids, N, draw, share, measured, sent)
+    options = draw, share, crowd.measured, crowd.transfer_bytes
+    return fleet.means_of(crowd.seconds, ids, crowd.num_clients, *options)
 
 
 def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from tsfl_jax.timeline import distributions, ticks
 from tsfl_jax.timeline.csv_tables import CsvColumn, read_table
 from tsfl_jax.timeline.ticks import Ticks
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, parts_of
 
 Seconds = Float[np.ndarray, " N"]
 Windows = tuple[Float[np.ndarray, "W 2"], ...]
@@ -217,13 +217,9 @@ def online_in(
     windows = fleet.of(client).online
     if windows is _ALWAYS:
         return [(start, end)] if start < end else []
-    online = []
-    for first, last in windows[bisect.bisect_right(windows, start, key=_END) :]:
-        first = max(first, start)
-        if first >= end:
-            break
-        online.append((first, min(last, end)))
-    return online
+    later = windows[bisect.bisect_right(windows, start, key=_END) :]
+    within = itertools.takewhile(lambda window: max(window[0], start) < end, later)
+    return [(max(first, start), min(last, end)) for first, last in within]
 
 
 def means_of(
@@ -286,6 +282,33 @@ def means_of(
     return seconds
 
 
+def watts(
+    text: str, num_clients: int, ids: Int[np.ndarray, "U"]
+) -> Float[np.ndarray, "U 3"]:
+    """Watts of computing, transferring and idling of some clients.
+
+    Args:
+      text: `timeline.power`, "5,1.5,0.2; 10,2,0.5" of two equal groups of clients; "":
+        unknown, NaN.
+      num_clients: N; client i of G groups is in group ⌊iG/N⌋.
+      ids: in [0, N).
+
+    Raises:
+      UserError: other than three numbers of a group, or more groups than clients.
+    """
+    groups = parts_of(text, ";")
+    distributions.check_groups("timeline.power", len(groups), num_clients)
+    rows = [np.genfromtxt([group], delimiter=",", ndmin=1) for group in groups]
+    for group, row in zip(groups, rows, strict=True):  # NaN: no number
+        if row.shape != (3,) or not ((row >= 0) & (row < np.inf)).all():
+            raise UserError(
+                f"--config.timeline.power={text}: {group!r}: expected watts of "
+                'compute, transfer and idle, like "5,1.5,0.2" (finite and >= 0)'
+            )
+    rows = rows or [np.full(3, np.nan)]
+    return np.stack(rows)[ids.astype(np.int64) * len(rows) // num_clients]
+
+
 def read_means(path: str, N: int) -> Float[np.ndarray, "5 N"] | None:
     """Means of each of `UNITS` in a file; NaN: not given."""
     if not path:
@@ -294,11 +317,10 @@ def read_means(path: str, N: int) -> Float[np.ndarray, "5 N"] | None:
     columns = {
         "client": CsvColumn(high=N - 1, whole=True),
         "seconds": CsvColumn(1 / ticks.SECOND, longest),
-        "download": CsvColumn(high=longest, optional=True),
-        "upload": CsvColumn(high=longest, optional=True),
-        "bandwidth_down": CsvColumn(_SLOWEST, longest, optional=True),
-        "bandwidth_up": CsvColumn(_SLOWEST, longest, optional=True),
     }
+    for name, unit in [*UNITS.items()][1:]:
+        low = _SLOWEST if unit == "B/s" else 0
+        columns[name] = CsvColumn(low, longest, optional=True)
     table = read_table(path, columns, key=["client"], flag=flag).set_index("client")
     missing = np.setdiff1d(np.arange(N), table.index)
     if len(missing):

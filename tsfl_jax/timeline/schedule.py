@@ -35,14 +35,9 @@ SCHEDULES = {kind: Part(reads=(_SIZES,)) for kind in _CASES} | {
     "distribution": Part(reads=(_SIZES, "schedule.tau_groups")),
     "trace": Part(reads=("schedule.trace",)),
 }
-# (mean, std) of the fifths' sizes in case 3, as shares of data_size = 1024.
-_CASE3_SIZES = (
-    (512 / 1024, 100 / 1024),
-    (768 / 1024, 150 / 1024),
-    (1024 / 1024, 200 / 1024),
-    (1280 / 1024, 250 / 1024),
-    (1536 / 1024, 300 / 1024),
-)
+# (mean, std) of the fifths' sizes in case 3, shares of data_size = 1024: 512 and 100,
+# 768 and 150, …, 1536 and 300.
+_CASE3_SIZES = [(256 * k / 1024, 50 * k / 1024) for k in range(2, 7)]
 _TRACE = "--config.schedule.trace"
 SIZES = "--config.schedule.size_groups"
 

@@ -3,9 +3,10 @@
 NOT done here: which tasks there are, see `asynchronous` and `synchronous`.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -28,6 +29,7 @@ DOWNLOAD, ITERATION, UPLOAD = "download", "iteration", "upload"
 UNFINISHED, WAITING, OFFLINE = "unfinished", "waiting", "offline"
 IDLE = "idle"  # neither a task nor a delivery: mostly not asked
 _MOST = 400  # clients of a cohort that are shown
+_AT_ONCE = 1000  # clients that are drawn together
 KINDS = (DOWNLOAD, ITERATION, UNFINISHED, UPLOAD, WAITING, IDLE, OFFLINE)
 
 
@@ -40,37 +42,72 @@ class Segment(NamedTuple):
     end: float  # seconds, > start
 
 
-def parts(
-    fleet: ExactFleet, task: Task, apart: bool = True
-) -> Iterator[tuple[str, Ticks, Ticks]]:
-    """(kind, start, end) of what a client does for a task.
+class Piece(NamedTuple):
+    """A part of a task that a client does without a break."""
 
-    Also across time that is spent offline, and after the task was given up.
+    start: Ticks
+    end: Ticks
+    kind: str  # one of KINDS
+    work: Ticks  # of the whole, of which this is a piece
+    until: Ticks  # then the client waits no longer
 
-    Args:
-      fleet: its times.
-      task: in seconds.
-      apart: each iteration by itself; else all of them as one.
-    """
+
+def _parts(
+    fleet: ExactFleet, task: Task, apart: bool
+) -> Iterator[tuple[str, Ticks, Ticks, Ticks]]:
+    """(kind, start, end, work), also across offline time, and once given up."""
     i, k = task.client, task.number % fleet.draws
-    times = fleet.of(i)
+    download, upload = (times.item(k) for times in fleet.of(i)[1:3])
     start, arrival = ticks.of(task.start), ticks.of(task.arrival)
-    now = finish(fleet, i, start, times.download.item(k))
-    yield DOWNLOAD, start, now
-    count = 1 if apart else task.iterations
+    now = finish(fleet, i, start, download)
+    yield DOWNLOAD, start, now, download
+    count = 1 if apart else task.iterations  # all of them as one
     for h in range(0, task.iterations, count or 1):
         work = work_of(fleet, i, task.first + h, count)
-        end = finish(fleet, i, now, work if h else work - ticks.of(task.spent))
-        yield ITERATION, now, end
-        now = end
+        work -= 0 if h else ticks.of(task.spent)
+        start, now = now, finish(fleet, i, now, work)
+        yield ITERATION, start, now, work
     if arrival == math.inf:
         return
-    # Without an iteration there is nothing to upload.
-    upload = times.upload.item(k) if task.iterations else 0
+    upload = upload if task.iterations else 0  # there is nothing to upload
     uploads = max(latest_start(fleet, i, arrival, upload), now)
     if task.fills:
-        yield UNFINISHED, now, uploads
-    yield UPLOAD, uploads, arrival
+        yield UNFINISHED, now, uploads, uploads - now
+    if task.iterations:
+        yield UPLOAD, uploads, arrival, upload
+
+
+def by_client(
+    tasks: Iterable[Task],
+    fleet: Fleet | Cohorts,
+    end: float = math.inf,
+    chart: bool = False,
+) -> Iterator[tuple[ExactFleet, int, list[Piece]]]:
+    """The work of every client, of cohorts of those that ever begin, from 0 to `end`.
+
+    A chart has each iteration by itself, nothing that takes no time, and of cohorts at
+    most 400 clients, at even distances.
+    """
+    is_cohort = isinstance(fleet, Cohorts)
+    clients = fleet.fleet if is_cohort else exact(fleet)
+    tasks_of: dict[int, list[Task]] = {}
+    for task in tasks:
+        if task.start < end:
+            tasks_of.setdefault(task.client, []).append(task)
+    ids = sorted(tasks_of) if is_cohort else range(clients.clients)
+    ids = _some(ids) if is_cohort and chart else ids
+    for place, i in enumerate(ids):
+        if place % _AT_ONCE == 0:
+            clients.need(ids[place : place + _AT_ONCE])
+        busy: list[Piece] = []
+        for task in tasks_of.get(i, ()):
+            limit = min(ticks.of(task.stop), ticks.of(end))
+            for kind, start, last, work in _parts(clients, task, apart=chart):
+                windows = online_in(clients, i, start, min(last, limit))
+                windows += [(last, last)] * (not chart and not work and last <= limit)
+                until = ticks.of(task.until)
+                busy += [Piece(a, b, kind, work, until) for a, b in windows]
+        yield clients, i, busy
 
 
 def segments(
@@ -88,24 +125,10 @@ def segments(
       `Segment`s by client, in time. An iteration that is interrupted by being offline
       has one for each part.
     """
-    some = isinstance(fleet, Cohorts)
-    clients = fleet.fleet if some else exact(fleet)
     until = ticks.of(end)
     # Of a float64, which tasks have; less than a tick up to 13 days.
     shortest = until / 2**50
-    tasks_of: dict[int, list[Task]] = {}
-    for task in tasks:
-        if task.start < end:
-            tasks_of.setdefault(task.client, []).append(task)
-    for i in _some(sorted(tasks_of)) if some else range(clients.clients):
-        busy = [
-            (a, b, kind, ticks.of(task.until))
-            for task in tasks_of.get(i, [])
-            for kind, start, last in parts(clients, task)
-            for a, b in online_in(
-                clients, i, start, min(last, ticks.of(task.stop), until)
-            )
-        ]
+    for clients, i, busy in by_client(tasks, fleet, end, chart=True):
         for kind, a, b in _with_gaps(clients, i, busy, until):
             if b - a > shortest:
                 yield Segment(i, kind, ticks.seconds(a), ticks.seconds(b))
@@ -117,11 +140,11 @@ def _some(clients: Sequence[int]) -> Sequence[int]:
 
 
 def _with_gaps(
-    fleet: ExactFleet, client: int, busy: list[tuple[Any, ...]], end: Ticks
+    fleet: ExactFleet, client: int, busy: list[Piece], end: Ticks
 ) -> Iterator[tuple[str, Ticks, Ticks]]:
     """Between two activities a client waits for an update, is idle, or is offline."""
     now, until = 0, 0
-    for a, b, kind, update in [*busy, (end, end, "", end)]:
+    for a, b, kind, _, update in [*busy, (end, end, "", 0, end)]:
         for first, last in online_in(fleet, client, now, a):
             yield OFFLINE, now, first
             idle = min(max(first, until), last)
@@ -145,17 +168,14 @@ def of_schedule(
     Returns:
       `Segment`s by client, in intervals, not seconds; the rest is WAITING or IDLE.
     """
-    intervals, clients = len(tau), range(tau.shape[1])
-    H, bars = max(int(tau.max(initial=1)), 1), []
+    clients, H, bars = range(tau.shape[1]), max(int(tau.max(initial=1)), 1), []
     if client is not None:
         clients = _some(np.unique(client[tau > 0]).tolist())
         tau = np.stack([np.where(client == i, tau, 0).max(1) for i in clients], 1)
     for column, i in enumerate(clients):
-        for t in range(intervals):
-            work = int(tau[t, column])
+        for t, work in enumerate(tau[:, column].tolist()):
             edges = [t + h / H for h in range(work + 1)]
-            pairs = zip(edges[:-1], edges[1:], strict=True)
-            bars += [Segment(i, ITERATION, a, b) for a, b in pairs]
+            bars += [Segment(i, ITERATION, *ends) for ends in itertools.pairwise(edges)]
             if work < H:
                 kind = WAITING if client is None or i in client[t] else IDLE
                 bars.append(Segment(i, kind, edges[-1], float(t + 1)))

@@ -36,10 +36,7 @@ from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
 
-
-def _numbers() -> dict[int, Iterator[int]]:
-    """Numbers of the next tasks, by client."""
-    return collections.defaultdict(itertools.count)
+_Numbers = collections.defaultdict[int, Iterator[int]]  # of the next tasks, by client
 
 
 def _quota_of(fraction: float, num_clients: int) -> int:
@@ -79,7 +76,7 @@ def safa(
     quota = _quota_of(fraction, cohorts.size)
     updates = list[Update]()
     begun = list[Task]()  # without those that are under way
-    flying, numbers = dict[int, Task](), _numbers()  # by client
+    flying, numbers = dict[int, Task](), _Numbers(itertools.count)  # by client
     picked: set[int] = set()  # in the last round
     bypassed: dict[int, Task] = {}  # arrived then, and not picked
     now, idle = 0, 0
@@ -188,8 +185,9 @@ def cached(
     quota = _quota_of(fraction, cohorts.size)
     updates: list[Update] = []
     begun: list[Task] = []  # without those of `pending`
-    pending, numbers = dict[int, Task](), _numbers()  # by client: at work, or cached
-    ended, now, idle = list[Task](), 0, 0
+    # By client: at work, or cached; numbers of the next tasks.
+    pending, numbers = dict[int, Task](), _Numbers(itertools.count)
+    now, idle = 0, 0
     for number in itertools.count():
         now = cohort.opening(cohorts, now)
         if now > end or idle == cohorts.patience:
@@ -199,19 +197,15 @@ def cached(
         for i, k in _who_begin(pending, ids, numbers, now).items():
             pending[i] = begin(cohorts.fleet, i, k, **new)
         selected = _selected(pending.values(), quota, len(updates) - lag, rng)
-        ended = [_uploaded(cohorts.fleet, task, now) for task in selected]
+        ended = [_uploaded(cohorts.fleet, pending.pop(t.client), now) for t in selected]
+        begun += ended
         idle = 0 if ended else idle + 1
         now = max([now, *(task.arrival for task in ended)])
         if now > end:
             break
-        for task in ended:
-            del pending[task.client]
-        begun += ended
         trace.add_round(updates, ended, now)
-    # In a round that goes on some upload; the others have not been asked to.
-    uploads, inf = {task.client: task for task in ended}, math.inf
-    for i, task in pending.items():
-        begun.append(uploads.get(i, task._replace(arrival=inf, stop=inf)))
+    # These have not been asked to upload.
+    begun += [t._replace(arrival=math.inf, stop=math.inf) for t in pending.values()]
     return make_simulation(updates, begun, quota, end)
 
 

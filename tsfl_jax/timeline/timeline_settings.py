@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-
 from tsfl_jax.components import checker, component, setting
 from tsfl_jax.sections import General
-from tsfl_jax.timeline.power import watts
 from tsfl_jax.types import UserError
 
 
@@ -117,12 +114,6 @@ class FleetConfig:
     power: str = setting(
         "", 'groups; watts of compute, transfer, idle, "5,1.5,0.2"', effect=False
     )
-
-    def check(self, config: Any, rule: Any) -> None:
-        """Refuse what are no watts."""
-        del rule
-        if self.power:
-            watts(self.power, config.num_clients, np.arange(0))
 
 
 check = checker(General, ScheduleConfig, TimelineConfig, FleetConfig)

@@ -172,6 +172,7 @@ def figure(runs: Runs, title: str, path: pathlib.Path) -> list[pathlib.Path]:
     keys = [("none", 0.0), *((kind, share) for kind in kinds for share in shares)]
     cells = np.stack([mean.sel(attack=a, share=s).values for a, s in keys], axis=1)
     plot.imshow(cells, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    plot.grid(visible=False)
     for (y, x), value in np.ndenumerate(cells):
         look = {"ha": "center", "va": "center", "fontsize": 6}
         look["color"] = "white" if value < 50 else "black"

@@ -4,7 +4,11 @@ from tsfl_jax.components import section_of
 from tsfl_jax.rules import averages, client_memory, dms_rule, robust, server_optimizers
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
+from tsfl_jax.rules.ca2fl import CA2FL
 from tsfl_jax.rules.centered_clipping import CENTERED_CLIPPING
+from tsfl_jax.rules.fadas import FADAS
+from tsfl_jax.rules.feddyn import FEDDYN
+from tsfl_jax.rules.fedexp import FEDEXP
 from tsfl_jax.rules.fednova import FEDNOVA
 from tsfl_jax.rules.fltrust import FLTRUST
 from tsfl_jax.rules.learned import LEARNED
@@ -38,11 +42,11 @@ AGGREGATORS: dict[str, Aggregator] = {
     "oracle": ORACLE,
     "dms_adaptive": dms_rule.DMS_ADAPTIVE,
     "learned": LEARNED,
-    "feddyn": client_memory.FEDDYN,
-    "fedexp": server_optimizers.FEDEXP,
+    "feddyn": FEDDYN,
+    "fedexp": FEDEXP,
     "qfedavg": QFEDAVG,
-    "ca2fl": client_memory.CA2FL,
-    "fadas": server_optimizers.FADAS,
+    "ca2fl": CA2FL,
+    "fadas": FADAS,
     "centered_clipping": CENTERED_CLIPPING,
     "fltrust": FLTRUST,
 }

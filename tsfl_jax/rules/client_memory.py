@@ -1,7 +1,7 @@
 """Rules whose server remembers something of each client.
 
-SCAFFOLD, SAFA, ASO-Fed, FedDyn and CA²FL; the functions that make their first states
-say what these hold.
+SCAFFOLD, SAFA and ASO-Fed, with the state that `feddyn` and `ca2fl` have as well; the
+functions that make the first states say what these hold.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.components import component, setting
-from tsfl_jax.rules import apply, base, fednova
+from tsfl_jax.rules import base, fednova
 from tsfl_jax.rules.averages import BY_SIZE_SECTIONS, Server, server_step, size_weights
 from tsfl_jax.types import HParams, Params
 
@@ -31,13 +31,13 @@ class ByClient(NamedTuple):
         return self.size / (self.size.sum() + self.idle_size)
 
 
-def _no_memory(params: Params, counts: base.Counts) -> ByClient:
+def no_memory(params: Params, counts: base.Counts) -> ByClient:
     """`local` as the parameters, 0 until client i has delivered."""
     zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
     return ByClient(trees.repeated(zeros, counts.clients), *counts.sizes)
 
 
-def _delivered(
+def delivered(
     state: ByClient, received: base.Received
 ) -> tuple[Int[Array, "N"], ByClient]:
     """Where entries of those that deliver are written, and the state with their |D_i|.
@@ -54,7 +54,7 @@ def _delivered(
 def _no_variates(params: Params, counts: base.Counts) -> ByClient:
     """`local` are the c_i, `common` is c = Σ_i p_i c_i."""
     common = jax.tree.map(jnp.zeros_like, params.get("params", {}))
-    return _no_memory(params, counts)._replace(common=common)
+    return no_memory(params, counts)._replace(common=common)
 
 
 def _correction(
@@ -90,7 +90,7 @@ def _corrected_mean(
     work = fednova.of_sgd(info.steps, hparams)
     worked = present & (work > 0)
     scale = jnp.where(worked, 1.0 / (hparams.lr * jnp.where(worked, work, 1.0)), 0.0)
-    where, state = _delivered(state, received._replace(present=worked))
+    where, state = delivered(state, received._replace(present=worked))
     broadcast = received.broadcast
     if broadcast is None:
         broadcast = trees.repeated(state.common, 1)
@@ -156,7 +156,7 @@ def _cache_mean(
     """
     settings: Any = hparams.of(Safa)
     (models, age), current = state.local, state.common
-    where, _ = _delivered(state, received)
+    where, _ = delivered(state, received)
     start = received.broadcast
     start = trees.repeated(current, 1) if start is None else start
     age = (age + 1).at[where].set(0, mode="drop")
@@ -220,7 +220,7 @@ def _delayed_sum(
     delay = jnp.where(present, 1.0 + info.lag.astype(jnp.float32), 0.0)
     total = total.at[added].add(delay, mode="drop")
     number = number.at[added].add(1.0, mode="drop")
-    _, state = _delivered(state, received)
+    _, state = delivered(state, received)
     mean = total[place] / jnp.maximum(number[place], 1.0)
     longer = jnp.maximum(1.0, jnp.log(jnp.maximum(mean, 1.0)))
     share = info.size.astype(jnp.float32) / (state.size.sum() + state.idle_size)
@@ -234,90 +234,4 @@ ASO_FED = base.Aggregator(
     base.ServerSide(server_step, _no_delays),
     sections=(Server,),
     label="ASO-Fed",
-)
-
-
-def dynamic_mean(
-    updates: Params, state: ByClient, received: base.Received, hparams: HParams
-) -> tuple[Params, ByClient]:
-    """The mean update and the clients' mean linear term, FedDyn.
-
-    Client i minimizes F_i(w) + ⟨λ_i, w⟩ + μ/2‖w − base_i‖², so that with u_i = w_i −
-    base_i its gradient ends at ∇F_i(w_i) = −λ_i − μ u_i. The server takes
-
-    λ_i ← λ_i + μ u_i,  w^{t+1} = w^t + Σ_i ρ_i u_i + (1/μ) Σ_i p_i λ_i
-
-    with p_i = |D_i|/Σ|D_j| over all N clients. In the paper's symbols μ = α, λ_i =
-    −∇L_i(θ_i) and Σ p_i λ_i = −h; it has 1/N and 1/|S| for p and ρ.
-
-    With μ = 0 it is FedAvg: 0/0 counts as 0. For μ → 0 it is not: (1/μ) λ_i is the sum
-    of all updates of client i so far. Simplified: clients make τ_i iterations of SGD
-    and do not minimize exactly. Of several deliveries of one client in an update the
-    last decides λ_i; all were trained with that of before.
-
-    Source: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR
-    2021, Algorithm 1.
-    """
-    where, state = _delivered(state, received)
-    client, mu = received.info.places, jnp.asarray(hparams.mu)
-
-    def moved(linear: Array, update: Array) -> Array:
-        fresh = linear[client] + mu.astype(update.dtype) * update
-        return linear.at[where].set(fresh, mode="drop")
-
-    state = state._replace(local=jax.tree.map(moved, state.local, updates["params"]))
-    scale = jnp.where(mu > 0, 1 / jnp.where(mu > 0, mu, 1.0), 0.0)
-    rho = apply.of_present(received.rho, received.present, received.shares)
-    linear = trees.weighted({"params": state.local}, scale * state.shares)
-    return jax.tree.map(jnp.add, trees.weighted(updates, rho), linear), state
-
-
-FEDDYN = base.Aggregator(
-    base.Mixing(size_weights, combine=dynamic_mean),
-    base.ClientSide(
-        proximal=True,
-        gradient_correction=lambda state, _, place: trees.take(state.local, place),
-    ),
-    base.ServerSide(init=_no_memory),
-    sections=BY_SIZE_SECTIONS,
-    label="FedDyn",
-)
-
-
-def calibrated_mean(
-    updates: Params, state: ByClient, received: base.Received, hparams: HParams
-) -> tuple[Params, ByClient]:
-    """The mean of all clients' cached updates, corrected by those that arrive.
-
-    v = Σ_j p_j h_j + Σ_{i ∈ S} ρ_i (u_i − h_i),  h_i ← u_i,  w^{t+1} = w^t + η_g v
-
-    with u_i = w_i − base_i, the cached h_i = 0 until client i has delivered, p_i =
-    |D_i|/Σ|D_j| over all N clients and ρ_i ∝ |D_i| in the buffer S. Where all are in
-    each buffer v is FedAvg's mean update. Of several deliveries of one client all count
-    against the h_i of before, and the last becomes h_i, as in the paper.
-
-    Simplified: p and ρ replace the paper's 1/N and 1/|S|, so that F = Σ p_i F_i is what
-    is minimized.
-
-    Source: Y. Wang, Y. Cao, J. Wu, R. Chen, J. Chen, "Tackling the Data Heterogeneity
-    in Asynchronous Federated Learning with Cached Update Calibration", ICLR 2024.
-    """
-    del hparams
-    where, new = _delivered(state, received)
-    client, arrived = received.info.places, updates["params"]
-    rho = base.normalized(received.info.size, jnp.where(received.present, 1, 0))
-
-    def calibrated(cache: Array, update: Array) -> Array:
-        difference = trees.weighted(update - cache[client], rho)
-        return trees.weighted(cache, new.shares) + difference
-
-    mean = jax.tree.map(calibrated, state.local, arrived)
-    return {"params": mean}, new._replace(local=trees.put(new.local, where, arrived))
-
-
-CA2FL = base.Aggregator(
-    base.Mixing(combine=calibrated_mean),
-    server=base.ServerSide(server_step, _no_memory),
-    sections=(Server,),
-    label="CA²FL",
 )

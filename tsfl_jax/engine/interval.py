@@ -371,11 +371,11 @@ def _regret_of(
 
 
 def of_sum(mixed: Mixed, number: int, frozen: tuple[str, ...]) -> SumInfo:
-    """What links may see of the sum, with U clients; the key is the rule's."""
+    """What links may see of the sum, with U clients."""
     info, zeros = mixed.received.info, jnp.zeros(number)
     exposure = zeros.at[info.places].add(jnp.abs(mixed.weights.rho)).max()
     count = zeros.at[info.places].max((info.tau > 0).astype(zeros.dtype)).sum()
-    return SumInfo(info.key, exposure, count, frozen)
+    return SumInfo(rng.fold(info.key, "uplink"), exposure, count, frozen)
 
 
 def advance(interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo) -> State:

@@ -7,24 +7,22 @@ from tsfl_jax.types import UserError, parts_of
 from tsfl_jax.uplink import (
     attack,
     clip,
-    collusion,
     local_layers,
     model_download,
     noise,
     quantize,
-    randk,
     sign,
-    topk,
+    sparse,
 )
 from tsfl_jax.uplink.link import Uplink
 
 UPLINKS: dict[str, Uplink] = {
     "attack": attack.ATTACK,  # first: attackers choose what they send
-    "collusion": collusion.COLLUSION,
+    "collusion": attack.COLLUSION,
     "local_layers": local_layers.LOCAL,
     "periodic_layers": local_layers.PERIODIC,
-    "topk": topk.TOPK,
-    "randk": randk.RANDK,
+    "topk": sparse.TOPK,
+    "randk": sparse.RANDK,
     "quantize": quantize.QUANTIZE,
     "sign": sign.SIGN,
     "model_download": model_download.MODEL_DOWNLOAD,

@@ -96,9 +96,8 @@ def adapt(states: Any, info: SumInfo, settings: Clip) -> Any:
     return Adaptive(states.factor * jnp.exp(-step), -jnp.ones_like(answers))
 
 
-def bits(traffic: Traffic, params: Params, settings: Clip) -> Traffic:
+def bits(traffic: Traffic, settings: Clip) -> Traffic:
     """An adaptive C goes down, a float32, and b goes up."""
-    del params
     down, up = (32, 1) if settings.quantile else (0, 0)
     return traffic._replace(download=traffic.download + down, extra=traffic.extra + up)
 

@@ -44,6 +44,7 @@ class SumInfo(NamedTuple):
 class Traffic(NamedTuple):
     """What one delivery sends in each interval."""
 
+    params: Params  # shapes of the network's
     download: Float[np.ndarray, "T"]  # bits
     values: Float[np.ndarray, "T"]  # numbers of the upload
     width: float = 32.0  # bits of each of them
@@ -68,7 +69,7 @@ class Uplink(NamedTuple):
     # settings only. Raises `UserError` where the link cannot work with this network.
     init: Callable[[Params, Any], Any] = lambda params, settings: ()
     # (variables, settings) -> what the client downloads of them; the server has it, too
-    download: Callable[[Params, Any], Params] | None = None
+    download: Callable[[Params, Any], Params] = lambda variables, settings: variables
     # (version, state, t, settings) -> the variables that the client starts from, and in
     # which its own model is tested, then with t = −1
     start: Callable[[Params, Any, Int[Array, ""], Any], Params] = (
@@ -91,8 +92,8 @@ class Uplink(NamedTuple):
     adapt: Callable[[Any, SumInfo, Any], Any] = lambda states, info, settings: states
     # settings -> z of its noise
     multiplier: Callable[[Any], Any] = lambda settings: 0.0
-    # (traffic after the links before, shapes of the variables, settings) -> traffic
-    bits: Callable[[Traffic, Params, Any], Traffic] = lambda traffic, params, _: traffic
+    # (traffic after the links before, settings) -> traffic
+    bits: Callable[[Traffic, Any], Traffic] = lambda traffic, settings: traffic
     section: Any = None  # the component with its settings
     # settings -> whether they put it in the chain; None: `uplink.chain` names it
     applies: Callable[[Any], bool] | None = None

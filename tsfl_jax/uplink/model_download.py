@@ -38,9 +38,8 @@ def download(variables: Params, settings: ModelDownload) -> Params:
     return {**variables, "params": trees.map_inexact(rounded, variables["params"])}
 
 
-def bits(traffic: Traffic, params: Params, settings: Any) -> Traffic:
+def bits(traffic: Traffic, settings: Any) -> Traffic:
     """Values of a sign and a level, and 32 bits of each leaf."""
-    del params
     values = traffic.download / 32 * quantize.width(settings.levels)
     return traffic._replace(download=values + 32 * traffic.leaves)
 

@@ -34,6 +34,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax import trees
 from tsfl_jax.rules.robust import average
 from tsfl_jax.timeline.attackers import COLLUDING, KINDS, UPDATE, AttackConfig
 from tsfl_jax.types import Params
@@ -76,7 +77,7 @@ def collude(
     is_attacker: Bool[Array, "K"],
     settings: AttackConfig,
 ) -> Params:
-    """The updates of the parameters, leaves ``[K, ...]``, as they are sent."""
+    """The updates, leaves ``[K, ...]``, as they are sent."""
     honest, s = present & ~is_attacker, jnp.asarray(settings.strength)
     attacks, number = present & is_attacker & honest.any(), present.sum()
     z = jnp.where(s > 0, s, largest_z(number, number - honest.sum()))
@@ -88,7 +89,8 @@ def collude(
         sent = jnp.where(is_alie, center - z * spread, -s * center)
         return jnp.where(attacks.reshape(-1, *(1,) * (u.ndim - 1)), sent[None], u)
 
-    return jax.tree.map(leaf, updates)
+    moved, collections = trees.parted(updates)
+    return {**jax.tree.map(leaf, moved), **collections}
 
 
 ATTACK = Uplink(

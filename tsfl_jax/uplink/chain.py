@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Int
 
 from tsfl_jax import trees
@@ -68,12 +69,8 @@ def send(
     for link, state, seen, settings in _each(chain, states, info, hparams):
         update, state = link.send(update, state, seen, settings)
         new_states.append(state)
-    moved = jax.tree.map(
-        lambda u, w: jnp.zeros_like(w) if u is None else u,
-        update["params"],
-        params,
-        is_leaf=lambda u: u is None,
-    )
+    zeros, moved = optax.tree.zeros_like(params), update["params"]
+    moved = trees.where_none(moved, zeros, moved)
     return {**update, "params": moved}, tuple(new_states)
 
 
@@ -89,7 +86,9 @@ def receive(
 
 def adapt(chain: Chain, states: tuple, info: SumInfo, hparams: HParams) -> tuple:
     """The links' states ``[U, ...]`` for the next update; arguments as `receive`."""
-    z = sum(link.multiplier(_settings(link, hparams)) for link in chain)
+    z = sum(
+        link.multiplier(_settings(link, hparams)) for link in chain if link.multiplier
+    )
     links = _each(chain, states, info._replace(multiplier=z), hparams)
     return tuple(
         link.adapt(state, seen, settings) for link, state, seen, settings in links

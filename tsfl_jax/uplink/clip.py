@@ -37,11 +37,7 @@ class Clip:
 
     norm: float = setting(1.0, "C, largest L2 norm of an update", above=0)
     quantile: float = setting(
-        0.0,
-        "γ, share not clipped that C adapts to; 0: fixed",
-        low=0,
-        below=1,
-        static=True,
+        0.0, "γ, share below C that C adapts to; 0: fixed", low=0, below=1, static=True
     )
     rate: float = setting(0.2, "η_C, step of C", above=0, used_by=("quantile", ()))
 

@@ -25,6 +25,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
+from tsfl_jax import trees
 from tsfl_jax.components import setting
 from tsfl_jax.types import Array, Params, PRNGKey
 from tsfl_jax.uplink.link import LinkInfo, Traffic, Uplink
@@ -62,7 +63,7 @@ def compressed(
         params = update["params"]  # None where a leaf stays with the client
         if settings.feedback == "none":
             return {**update, "params": compress(params, info.key, settings)}, kept
-        before = _where_none(params, params, kept)
+        before = trees.where_none(params, params, kept)
         if settings.feedback == "ef21":
             missing = optax.tree.sub(params, before)
             sent = optax.tree.add(before, compress(missing, info.key, settings))
@@ -71,20 +72,9 @@ def compressed(
             total = optax.tree.add(before, params)
             sent = compress(total, info.key, settings)
             after = optax.tree.sub(total, sent)
-        return {**update, "params": sent}, _where_none(after, kept, after)
+        return {**update, "params": sent}, trees.where_none(after, kept, after)
 
     return Uplink(init=init, send=send, bits=bits, section=section)
-
-
-def _where_none(tree: Any, missing: Any, present: Any) -> Any:
-    """Leaves of `missing` where those of `tree` are None, else those of `present`."""
-    return jax.tree.map(
-        lambda leaf, a, b: a if leaf is None else b,
-        tree,
-        missing,
-        present,
-        is_leaf=lambda leaf: leaf is None,
-    )
 
 
 def of_vector(

@@ -80,8 +80,8 @@ class Uplink(NamedTuple):
     send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = (
         lambda update, state, info, settings: (update, state)
     )
-    # (updates of the parameters [K, ...], present [K], is_attacker [K], settings) ->
-    # updates, of all clients of an interval at once: these are stacked then
+    # (updates [K, ...], present [K], is_attacker [K], settings) -> updates, of all
+    # clients of an interval at once: these are stacked then
     collude: Callable[[Params, Any, Any, Any], Params] | None = None
     # (Σ ρ_i u_i of the parameters, info, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
@@ -90,8 +90,8 @@ class Uplink(NamedTuple):
     bound: Callable[[Any, Any, Any], Any] = lambda before, state, settings: math.inf
     # (states [U, ...] of all clients, info, settings) -> states, once at the server
     adapt: Callable[[Any, SumInfo, Any], Any] = lambda states, info, settings: states
-    # settings -> z of its noise
-    multiplier: Callable[[Any], Any] = lambda settings: 0.0
+    # settings -> z of its noise; then no share of a discarded model goes to the others
+    multiplier: Callable[[Any], Any] | None = None
     # (traffic after the links before, settings) -> traffic
     bits: Callable[[Traffic, Any], Traffic] = lambda traffic, settings: traffic
     section: Any = None  # the component with its settings
@@ -101,5 +101,3 @@ class Uplink(NamedTuple):
     keeps_variables: bool = False
     # Whether these are never sent, so that a client's model is tested, not the global.
     is_personal: bool = False
-    # Whether the share of a discarded model must not go to the others.
-    keeps_shares: bool = False

@@ -104,15 +104,12 @@ def send(
     Neither a sum nor a mean changes where a layer is not sent.
     """
     del layers
-    sent: dict[str, Any] = {**_layers(update, settings)}
-    version = _layers(info.version, settings)
+    version = _layers(info.version, settings).items()
+    sent: Any = {p: None if p.startswith("params/") else leaf for p, leaf in version}
     if period := settings.local_period:
-        is_sent = is_uploaded(info.interval, period)
-        for path, leaf in version.items():
-            leaf = jnp.zeros_like(leaf) if path.startswith("params/") else leaf
-            sent[path] = jnp.where(is_sent, sent[path], leaf)
-    else:
-        sent = {p: None if p.startswith("params/") else version[p] for p in sent}
+        is_sent, new = is_uploaded(info.interval, period), _layers(update, settings)
+        for path, leaf in sent.items():
+            sent[path] = jnp.where(is_sent, new[path], 0 if leaf is None else leaf)
     return _replaced(update, sent), _layers(info.model, settings)
 
 

@@ -237,9 +237,8 @@ def train_and_combine(
         if interval.parts.rule.stacks:
             mixed = _of_stack(interval, stack, weights)
         else:
-            weighted = mapping.weighted_stack(
-                updates, on_device, results, state.params, spec
-            )
+            entries = updates, on_device, results, state.params, spec
+            weighted = mapping.weighted_stack(*entries)
             mixed = Mixed(*weighted, weights, received, state.server)
         regret = _regret_of(interval, stack, mixed) if spec.regret else None
         return Arrived(mixed, results, regret)
@@ -398,13 +397,11 @@ def advance(interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo) -
 def evaluate_if_due(interval: Interval, new: State) -> evaluation.Scores:
     """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
     parts, _, _, hparams, problem, inputs = interval
-    sizes, scored = problem.group_size, problem.scored
+    scored, data = problem.scored, (problem.samples, problem.test)
+    grouped = parts.spec.axis, problem.group_size
 
     def score(params: Params) -> evaluation.Scores:
-        samples, test = problem.samples, problem.test
-        return evaluation.evaluate(
-            parts.model, params, samples, test, parts.spec.axis, sizes
-        )
+        return evaluation.evaluate(parts.model, params, *data, *grouped)
 
     def test(params: Params, states: Any) -> evaluation.Scores:
         if not scored:

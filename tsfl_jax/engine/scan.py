@@ -41,7 +41,7 @@ WHOLE: Any = PartitionSpec()
 DIVIDED: Any = PartitionSpec(devices.AXIS)
 PROBLEM_SPEC = Problem(*[WHOLE] * len(Problem._fields))._replace(test=DIVIDED)
 INPUTS_SPEC = Inputs(*[WHOLE] * len(Inputs._fields))._replace(
-    assigned=PartitionSpec(None, None, devices.AXIS)  # pyright: ignore
+    assigned=PartitionSpec(None, None, devices.AXIS)
 )
 ARGUMENTS_SPEC = (WHOLE, WHOLE, WHOLE, PROBLEM_SPEC, INPUTS_SPEC)
 

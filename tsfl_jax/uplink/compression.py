@@ -64,14 +64,12 @@ def compressed(
         if settings.feedback == "none":
             return {**update, "params": compress(params, info.key, settings)}, kept
         before = trees.where_none(params, params, kept)
-        if settings.feedback == "ef21":
-            missing = optax.tree.sub(params, before)
-            sent = optax.tree.add(before, compress(missing, info.key, settings))
-            after = sent
-        else:
-            total = optax.tree.add(before, params)
-            sent = compress(total, info.key, settings)
-            after = optax.tree.sub(total, sent)
+        is_ef21 = settings.feedback == "ef21"
+        vector = (optax.tree.sub if is_ef21 else optax.tree.add)(params, before)
+        sent = compress(vector, info.key, settings)
+        after = optax.tree.sub(vector, sent)
+        if is_ef21:
+            after = sent = optax.tree.add(before, sent)
         return {**update, "params": sent}, trees.where_none(after, kept, after)
 
     return Uplink(init=init, send=send, bits=bits, section=section)

@@ -72,9 +72,7 @@ class Uplink(NamedTuple):
     download: Callable[[Params, Any], Params] = lambda variables, settings: variables
     # (version, state, t, settings) -> the variables that the client starts from, and in
     # which its own model is tested, then with t = −1
-    start: Callable[[Params, Any, Int[Array, ""], Any], Params] = (
-        lambda variables, state, interval, settings: variables
-    )
+    start: Callable[[Params, Any, Int[Array, ""], Any], Params] = lambda w, *_: w
     # (update, state, info, settings) -> (update, state): {"params": w_i − version} and
     # the values of other collections, before they are weighted
     send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = (

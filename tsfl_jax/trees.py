@@ -136,6 +136,15 @@ def marked(tree: Any, parts: Sequence[str]) -> Any:
     )
 
 
+def where_none(tree: Any, missing: Any, present: Any) -> Any:
+    """Leaves of `missing` where those of `tree` are None, else those of `present`."""
+    return jax.tree.map(
+        lambda leaf, *pair: pair[leaf is not None],
+        *(tree, missing, present),
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
 def take(tree: Any, index: Any) -> Any:
     """``leaf[index]`` of every leaf: one entry of a leading axis, or several."""
     return jax.tree.map(lambda leaf: leaf[index], tree)

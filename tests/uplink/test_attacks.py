@@ -15,7 +15,7 @@ from tsfl_jax.data import poison
 from tsfl_jax.prepare import prepare
 from tsfl_jax.timeline import attackers
 from tsfl_jax.timeline.attackers import AttackConfig
-from tsfl_jax.uplink import attack, collusion
+from tsfl_jax.uplink import attack
 from tsfl_jax.uplink.link import LinkInfo
 
 # ---- Who attacks ----
@@ -115,7 +115,7 @@ def test_colluding_attackers_by_hand():
 
     def sent(is_attacker=is_attacker, **settings):
         settings = arrays(AttackConfig(share=0.5, **settings))
-        return collusion.collude(updates, present, is_attacker, settings)["w"]
+        return attack.collude(updates, present, is_attacker, settings)["w"]
 
     np.testing.assert_allclose(sent(kind="ipm")[2], [-1, -1])
     alie = sent(kind="alie", strength=1.5)
@@ -125,9 +125,7 @@ def test_colluding_attackers_by_hand():
     nobody = sent(jnp.ones(4, bool), kind="ipm")  # to hide among: as they are
     np.testing.assert_array_equal(nobody, updates["w"])
     # The example of the paper's section 3: n = 50, m = 24, s' = 2, Φ⁻¹(24/26).
-    assert collusion.largest_z(jnp.int32(50), jnp.int32(24)) == pytest.approx(
-        1.4261, 1e-3
-    )
+    assert attack.largest_z(jnp.int32(50), jnp.int32(24)) == pytest.approx(1.4261, 1e-3)
 
 
 # A linear regression with full batches: what a client does is plain gradient descent.

@@ -13,7 +13,7 @@ import tsfl_jax
 from tsfl_jax.config import replace
 from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.types import UserError
-from tsfl_jax.uplink import UPLINKS, chain, model_download, quantize, randk, sign, topk
+from tsfl_jax.uplink import UPLINKS, chain, quantize, sparse
 from tsfl_jax.uplink.link import LinkInfo
 
 V = jnp.array([3.0, -1.0, 2.0, 0.0, -2.0])
@@ -21,16 +21,16 @@ KEY = jax.random.key(0)
 
 
 def test_by_hand():
-    largest = topk.compress(V, KEY, topk.TopK(fraction=0.5))  # k = ⌈2.5⌉
+    largest = sparse.topk(V, KEY, sparse.TopK(fraction=0.5))  # k = ⌈2.5⌉
     np.testing.assert_array_equal(largest, [3, 0, 2, 0, -2])
     # Of equal entries the first, and never none.
     np.testing.assert_array_equal(
-        topk.compress(V, KEY, topk.TopK(fraction=0.4)), [3, 0, 2, 0, 0]
+        sparse.topk(V, KEY, sparse.TopK(fraction=0.4)), [3, 0, 2, 0, 0]
     )
     np.testing.assert_array_equal(
-        topk.compress(V, KEY, topk.TopK(fraction=0.01)), [3, 0, 0, 0, 0]
+        sparse.topk(V, KEY, sparse.TopK(fraction=0.01)), [3, 0, 0, 0, 0]
     )
-    scaled = sign.compress(V, KEY, sign.Sign())  # ‖v‖₁ of four = 8/4
+    scaled = quantize.signs(V, KEY, quantize.Sign())  # ‖v‖₁ of four = 8/4
     np.testing.assert_allclose(scaled, [2, -2, 2, 0, -2])
     # ‖v‖ = 5 of (3, 4): with five levels both are on one, whatever is drawn.
     five = quantize.Quantize(levels=5)
@@ -46,7 +46,7 @@ def test_by_hand():
     np.testing.assert_array_equal(zeros["w"], np.zeros(3))
     # The nearest of −2, −1, 0, 1, 2 times 4/2; 0 of a leaf of zeros.
     model = {"params": {"a": jnp.array([4.0, -2.9, 0.9]), "b": jnp.zeros(2)}, "s": 7}
-    rounded = model_download.download(model, model_download.ModelDownload(levels=2))
+    rounded = quantize.download(model, quantize.ModelDownload(levels=2))
     np.testing.assert_array_equal(rounded["params"]["a"], [4, -2, 0])
     np.testing.assert_array_equal(rounded["params"]["b"], [0, 0])
     assert rounded["s"] == 7
@@ -55,7 +55,7 @@ def test_by_hand():
 @pytest.mark.parametrize(
     ("compress", "settings"),
     [
-        (randk.compress, randk.RandK(fraction=0.4)),
+        (sparse.randk, sparse.RandK(fraction=0.4)),
         (quantize.quantized, quantize.Quantize(levels=1)),
         (quantize.quantized, quantize.Quantize(levels=3, norm="max")),
     ],
@@ -65,7 +65,7 @@ def test_the_mean_is_the_update(compress, settings):
     drawn = np.asarray(jax.vmap(lambda key: compress(V, key, settings))(keys))
     error = drawn.std(axis=0) / np.sqrt(len(keys))
     assert (np.abs(drawn.mean(axis=0) - V) <= 5 * error + 1e-6).all()
-    if compress is randk.compress:
+    if compress is sparse.randk:
         assert ((drawn != 0).sum(axis=1) <= 2).all()
     else:
         norm = np.linalg.norm(V) if settings.norm == "l2" else 3

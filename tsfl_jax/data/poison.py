@@ -47,13 +47,9 @@ def poisoned(
       is_attacker: of each of these.
       settings: of the attack; both are unchanged by another kind.
       bright: value of the pattern's pixels.
-
-    Raises:
-      UserError: samples that cannot be poisoned.
     """
     if settings.kind not in DATA or not settings.share:
         return dataset, partition
-    _check(dataset, settings)
     x, y, share = dataset.x_train, dataset.y_train, 1.0
     copies, labels = x, dataset.num_classes - 1 - y
     if settings.kind == "backdoor":
@@ -75,23 +71,12 @@ def success_of(
     Args:
       dataset: as it was loaded.
       settings: of the attack; (): no backdoor.
+
+    Raises:
+      UserError: samples that cannot be poisoned, in either way.
     """
-    if settings.kind != "backdoor" or not settings.share:
+    if settings.kind not in DATA or not settings.share:
         return ()
-    _check(dataset, settings)
-    numbers = settings.pattern, settings.target, dataset.x_train.max().item()
-    return (("attack_success", _success(*numbers)),)
-
-
-@functools.lru_cache(maxsize=64)  # one function for all runs of a program
-def _success(side: int, target: int, value: float) -> OnChanged:
-    def taken(outputs: Num[Array, "B O"], y: Num[Array, "B"]) -> tuple[Array, Array]:
-        return (y != target) & (outputs.argmax(axis=-1) == target), y != target
-
-    return OnChanged(lambda x: _stamped(x, side, value, jnp), taken)
-
-
-def _check(dataset: Dataset, settings: AttackConfig) -> None:
     shape, C = dataset.x_train.shape[1:], dataset.num_classes
     fits = C > 1 and dataset.target is None
     if settings.kind == "backdoor":
@@ -104,3 +89,15 @@ def _check(dataset: Dataset, settings: AttackConfig) -> None:
         "expected class numbers, and of a backdoor images [H, W, C] and a target that "
         "fit",
     )
+    if settings.kind == "label_flip":
+        return ()
+    numbers = settings.pattern, settings.target, dataset.x_train.max().item()
+    return (("attack_success", _success(*numbers)),)
+
+
+@functools.lru_cache(maxsize=64)  # one function for all runs of a program
+def _success(side: int, target: int, value: float) -> OnChanged:
+    def taken(outputs: Num[Array, "B O"], y: Num[Array, "B"]) -> tuple[Array, Array]:
+        return (y != target) & (outputs.argmax(axis=-1) == target), y != target
+
+    return OnChanged(lambda x: _stamped(x, side, value, jnp), taken)

@@ -34,6 +34,7 @@ estimates that gradients allow, and lower bounds of ‖w^t − w*‖² (of Γ_i 
 w^t = w*).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,16 +78,11 @@ def estimate(
 
     missing = jnp.full(clients.tau.shape, jnp.nan, jnp.float32)
     no_gradients = ClientGradients(missing, missing, jnp.float32(jnp.nan))
-    estimates = parts.spec.estimates
-    settings = jax.tree.map(jnp.asarray, hparams.constants)
+    used, settings = parts.spec.estimates, jax.tree.map(jnp.asarray, hparams.constants)
+    gradients = functools.partial(client_gradients, *inputs)
     return (
-        _if_used(estimates.constants, constants, settings, hparams),
-        _if_used(
-            estimates.gradients,
-            lambda: client_gradients(*inputs),
-            no_gradients,
-            hparams,
-        ),
+        _if_used(used.constants, constants, settings, hparams),
+        _if_used(used.gradients, gradients, no_gradients, hparams),
     )
 
 

@@ -35,7 +35,7 @@ from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
 from tsfl_jax.rules.base import Aggregator, ClientOutputs, Received, RoundInfo, Weights
 from tsfl_jax.types import Array, ClientGradients, Constants, Params, PRNGKey
 from tsfl_jax.uplink import chain
-from tsfl_jax.uplink.link import LinkInfo, SumInfo, Uplink
+from tsfl_jax.uplink.link import LinkInfo, SumInfo
 
 
 def run_interval(interval: Interval) -> tuple[State, History]:
@@ -220,22 +220,25 @@ def train_and_combine(
     become a mean of the clients' own, `mean_values`.
     """
     spec, state = interval.parts.spec, interval.state
-    colluding = [link for link in interval.parts.uplinks if link.collude]
+    links = interval.parts.uplinks
+    colluding = [(link.collude, link.section) for link in links if link.collude]
     if interval.parts.rule.stacks or spec.regret or spec.waves > 1 or colluding:
         updates, results = stacked_updates(
             train, state.uplinks, on_device, clients, spec
         )
         stack = mapping.gathered(updates, results, on_device, received, spec.axis)
-        for link in colluding:
-            stack = colluded(interval, link, stack, clients)
+        for collude, section in colluding:
+            attacks = cast(Array, interval.problem.attacker)[clients.place]
+            seen = stack.updates, stack.received.present, attacks
+            sent = collude(*seen, interval.hparams.of(section))
+            stack = stack._replace(updates=sent)
             last = clients.tau.shape[0] - 1  # whatever it is of an empty entry
             updates = trees.take(stack.updates, jnp.minimum(on_device.place, last))
         if interval.parts.rule.stacks:
             mixed = _of_stack(interval, stack, weights)
         else:
-            weighted = mapping.weighted_stack(
-                updates, on_device, results, state.params, spec
-            )
+            entries = updates, on_device, results, state.params, spec
+            weighted = mapping.weighted_stack(*entries)
             mixed = Mixed(*weighted, weights, received, state.server)
         regret = _regret_of(interval, stack, mixed) if spec.regret else None
         return Arrived(mixed, results, regret)
@@ -299,18 +302,6 @@ def stacked_updates(
     return stacked
 
 
-def colluded(
-    interval: Interval, link: Uplink, stack: mapping.Stack, clients: local.Client
-) -> mapping.Stack:
-    """The updates as attackers send them that know all of them."""
-    attacker, collude = interval.problem.attacker, link.collude
-    assert collude and attacker is not None, "the link asks for it"
-    present, settings = stack.received.present, interval.hparams.of(link.section)
-    params = stack.updates["params"]
-    params = collude(params, present, attacker[clients.place], settings)
-    return stack._replace(updates={**stack.updates, "params": params})
-
-
 def _of_stack(interval: Interval, stack: mapping.Stack, weights: Weights) -> Mixed:
     """The update that the rule makes of all updates."""
     parts, state, _, hparams, problem, _ = interval
@@ -346,10 +337,8 @@ def trained_by_server(interval: Interval, received: Received) -> Params:
     median = jnp.nan_to_num(jnp.nanmedian(steps)).astype(jnp.int32)
     samples = median, mask.sum(), rows.reshape(-1)
     server = local.Client(zero, *samples, place=zero, task=zero, snapshot=zero)
-    spec = dataclasses.replace(parts.spec, iteration="step")
-    key = rng.fold(received.info.key, "server training")
-    start = local.Start(state.params, key)
-    parts = parts._replace(spec=spec)
+    parts = parts._replace(spec=dataclasses.replace(parts.spec, iteration="step"))
+    start = local.Start(state.params, rng.fold(received.info.key, "server training"))
     model, _ = local.train(parts, start, server, problem.samples, hparams)
     moved, params = trees.parted(model)[0], trees.parted(state.params)[0]
     return jax.tree.map(jnp.subtract, moved, params)
@@ -371,11 +360,11 @@ def _regret_of(
 
 
 def of_sum(mixed: Mixed, number: int, frozen: tuple[str, ...]) -> SumInfo:
-    """What links may see of the sum, with U clients; the key is the rule's."""
+    """What links may see of the sum, with U clients."""
     info, zeros = mixed.received.info, jnp.zeros(number)
     exposure = zeros.at[info.places].add(jnp.abs(mixed.weights.rho)).max()
     count = zeros.at[info.places].max((info.tau > 0).astype(zeros.dtype)).sum()
-    return SumInfo(info.key, exposure, count, frozen)
+    return SumInfo(rng.fold(info.key, "uplink"), exposure, count, frozen)
 
 
 def advance(interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo) -> State:
@@ -408,13 +397,11 @@ def advance(interval: Interval, arrived: Arrived, tally: Tally, sums: SumInfo) -
 def evaluate_if_due(interval: Interval, new: State) -> evaluation.Scores:
     """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
     parts, _, _, hparams, problem, inputs = interval
-    sizes, scored = problem.group_size, problem.scored
+    scored, data = problem.scored, (problem.samples, problem.test)
+    grouped = parts.spec.axis, problem.group_size
 
     def score(params: Params) -> evaluation.Scores:
-        samples, test = problem.samples, problem.test
-        return evaluation.evaluate(
-            parts.model, params, samples, test, parts.spec.axis, sizes
-        )
+        return evaluation.evaluate(parts.model, params, *data, *grouped)
 
     def test(params: Params, states: Any) -> evaluation.Scores:
         if not scored:

@@ -355,13 +355,41 @@ def _summed(
     states: Any,
     spec: ProgramSpec,
 ) -> tuple[Weighted, LocalResult]:
-    """Σ ρ_i (w_i − start_i) over all devices."""
+    """Σ ρ_i (w_i − start_i) over all devices, renormalized where models are lost."""
     total = exact_sums.zeros(_vector(_no_terms(template)).shape)
     if spec.mapping == "sequential":
         total, results = _in_turn(train, on_device, template, states, total)
     else:
         total, results = _side_by_side(train, on_device, spec, total)
-    return _renormalized(total, results.finite, on_device, template, spec), results
+    finite, rho, shares = results.finite, on_device.rho, on_device.shares
+    kept, total_rho, part, whole, positive = exact_sums.scalars(
+        spec.axis,
+        jnp.where(finite, rho, 0.0),
+        rho,
+        jnp.where(finite, shares, 0.0),
+        shares,
+        jnp.where(finite & (rho > 0), rho, 0.0),
+    )
+    # Only a discarded model makes rescaling necessary; otherwise keep the exact bits.
+    discarded = devices.total(jnp.sum(~finite & _counts(rho, shares)), spec.axis)
+    rescale = (discarded > 0) & (part > 0)
+    scale = jnp.where(rescale, whole / jnp.where(part > 0, part, 1.0), 1.0)
+    if not spec.renormalizes:
+        kept, scale = total_rho, jnp.float32(1.0)
+    params, collections = trees.parted(template)
+    sums = exact_sums.value(exact_sums.over_devices(total, spec.axis))
+    number = sum(w.size for w in jax.tree.leaves(params))
+    # Without the barrier the sum's digits are put together again in the code of every
+    # leaf, which takes long to compile.
+    moved, mean = lax.optimization_barrier(
+        (sums[:number] * scale, sums[number:] / jnp.where(positive > 0, positive, 1.0))
+    )
+    (_, to_params), (_, to_values) = map(
+        ravel_pytree, (params, trees.values(collections))
+    )
+    means = trees.with_values(collections, to_values(mean))
+    collections = optax.tree.where(positive > 0, means, collections)
+    return Weighted(to_params(moved), collections, kept, total_rho), results
 
 
 def weighted_stack(
@@ -378,45 +406,6 @@ def weighted_stack(
         return Trained(*trees.take((updates, results), index))
 
     return _summed(read, on_device, template, results.uplinks, spec)[0]
-
-
-def _renormalized(
-    total: exact_sums.Sum,
-    finite: Bool[Array, "K"],
-    on_device: DeviceClients,
-    template: Params,
-    spec: ProgramSpec,
-) -> Weighted:
-    """Sum over all devices, renormalized where clients' models were discarded."""
-    rho, shares, axis = on_device.rho, on_device.shares, spec.axis
-    kept, total_rho, part, whole, positive = exact_sums.scalars(
-        axis,
-        jnp.where(finite, rho, 0.0),
-        rho,
-        jnp.where(finite, shares, 0.0),
-        shares,
-        jnp.where(finite & (rho > 0), rho, 0.0),
-    )
-    # Only a discarded model makes rescaling necessary; otherwise keep the exact bits.
-    discarded = devices.total(jnp.sum(~finite & _counts(rho, shares)), axis)
-    rescale = (discarded > 0) & (part > 0)
-    scale = jnp.where(rescale, whole / jnp.where(part > 0, part, 1.0), 1.0)
-    if not spec.renormalizes:
-        kept, scale = total_rho, jnp.float32(1.0)
-    params, collections = trees.parted(template)
-    sums = exact_sums.value(exact_sums.over_devices(total, axis))
-    number = sum(w.size for w in jax.tree.leaves(params))
-    # Without the barrier the sum's digits are put together again in the code of every
-    # leaf, which takes long to compile.
-    moved, mean = lax.optimization_barrier(
-        (sums[:number] * scale, sums[number:] / jnp.where(positive > 0, positive, 1.0))
-    )
-    (_, to_params), (_, to_values) = map(
-        ravel_pytree, (params, trees.values(collections))
-    )
-    means = trees.with_values(collections, to_values(mean))
-    collections = optax.tree.where(positive > 0, means, collections)
-    return Weighted(to_params(moved), collections, kept, total_rho)
 
 
 def weighted_updates(

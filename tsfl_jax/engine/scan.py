@@ -36,15 +36,12 @@ PER_RUN = ("rows", "client", "validation", "class_index", "attacker", "scored")
 SHARED = ("interval", "evaluate")
 
 
-def _spec(*axes: str | None) -> Any:  # stands for an array, or for a tree of them
-    return PartitionSpec(*axes)
-
-
-# What every device has a copy of, and what the devices share.
-WHOLE, DIVIDED = _spec(), _spec(devices.AXIS)
+# What every device has a copy of, and what the devices share; for arrays and trees.
+WHOLE: Any = PartitionSpec()
+DIVIDED: Any = PartitionSpec(devices.AXIS)
 PROBLEM_SPEC = Problem(*[WHOLE] * len(Problem._fields))._replace(test=DIVIDED)
 INPUTS_SPEC = Inputs(*[WHOLE] * len(Inputs._fields))._replace(
-    assigned=_spec(None, None, devices.AXIS)
+    assigned=PartitionSpec(None, None, devices.AXIS)
 )
 ARGUMENTS_SPEC = (WHOLE, WHOLE, WHOLE, PROBLEM_SPEC, INPUTS_SPEC)
 

@@ -156,12 +156,10 @@ def _form_of(module: Any) -> _Form:
 def from_nnx(module: Any) -> Model:
     """Adapt an nnx module, or a function that makes one, to `Model`.
 
-    Switches between training and tests, by the names of `switches.values`, and
-    ``mask=`` are passed if the module's ``__call__`` takes them; attributes of these
-    names are set, as `nnx.Module.train` and `nnx.Module.eval` do. `nnx.Param` are
-    trained; all other variables (collection "state", such as batch statistics) are
-    carried and aggregated like weights. Random streams of the module, such as
-    dropout's, get new keys in each step.
+    Switches and ``mask=`` are those of `networks.from_flax`; attributes of these names
+    are set, as `nnx.Module.train` and `nnx.Module.eval` do. `nnx.Param` are trained;
+    other variables are the collection "state". Random streams get new keys in each
+    step.
 
     Args:
       module: ``lambda rngs: Net(..., rngs=rngs)``, for w^0 from the seed; or a module,

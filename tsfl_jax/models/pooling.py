@@ -27,12 +27,6 @@ def _quarters(x: Images) -> list[Halved]:
     return [x[:, :, i, :, j] for i in (0, 1) for j in (0, 1)]
 
 
-def _largest(parts: list[Array]) -> Array:
-    """The elementwise maximum of four arrays."""
-    first, second, third, fourth = parts
-    return jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
-
-
 def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
     """The gradients of arrays: the first that equals the maximum takes all.
 
@@ -49,7 +43,7 @@ def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
 @jax.custom_vjp
 def _max_pool_even(x: Images) -> Halved:
     """2x2 maximum of images with even H and W."""
-    return _largest(_quarters(x))
+    return functools.reduce(jnp.maximum, _quarters(x))
 
 
 def _max_pool_forward(x: Images) -> tuple[Halved, tuple[Images, Halved]]:

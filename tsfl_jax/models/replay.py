@@ -102,11 +102,8 @@ def _pool(equation: Any, value: Any) -> list[Any] | None:
         tuple((int(p["padding"][a][0]), int(p["padding"][a][1])) for a in spatial),
         tuple(p["window_dilation"][a] for a in spatial),
     )
-    pool = (
-        pooling.max_windows
-        if equation.primitive.name == "reduce_window_max"
-        else pooling.sum_windows
-    )
+    is_max = equation.primitive.name == "reduce_window_max"
+    pool = pooling.max_windows if is_max else pooling.sum_windows
     last = value.swapaxes(0, -1)  # batch-last
     return [pool(last, tuple(sizes[1:-1]), window).swapaxes(0, -1)]
 

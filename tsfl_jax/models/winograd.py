@@ -108,9 +108,8 @@ def _any_nonzero(x: Images, taps: int, width: int) -> Bool[Array, "_ _ B"]:
     height, columns = nonzero.shape[0] - taps + 1, nonzero.shape[1] - width + 1
     rows = [nonzero[i : i + height] for i in range(taps)]
     rows = functools.reduce(jnp.logical_or, rows)
-    return functools.reduce(
-        jnp.logical_or, [rows[:, j : j + columns] for j in range(width)]
-    )
+    shifts = [rows[:, j : j + columns] for j in range(width)]
+    return functools.reduce(jnp.logical_or, shifts)
 
 
 def product_of(

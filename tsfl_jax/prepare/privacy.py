@@ -22,6 +22,7 @@ from scipy import optimize
 from tsfl_jax import rng, trees
 from tsfl_jax.components import changed
 from tsfl_jax.config import Config, get, seeds_of
+from tsfl_jax.data.inputs import package
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.prepare import rule_settings
@@ -31,7 +32,7 @@ from tsfl_jax.prepare.workload import Workload
 from tsfl_jax.rules.apply import decide
 from tsfl_jax.rules.base import Aggregator, RoundInfo
 from tsfl_jax.timeline import FRAMEWORKS, deliveries
-from tsfl_jax.types import HParams, Params, UserError, parts_of, user_code
+from tsfl_jax.types import HParams, Params, UserError, parts_of
 from tsfl_jax.uplink.clip import COUNT_SHARE
 
 _POINTS = 200, 12  # of the curve of ε over intervals; the second where it takes long
@@ -52,8 +53,7 @@ def check(config: Config, rule: Aggregator, params: Params) -> None:
     names, is_central = parts_of(config.uplink.chain), config.noise.where == "server"
     chain = ",".join(names[-2:] if is_central else names)
     local_parts = () if config.model.local_period else parts_of(config.model.local)
-    leaves = jax.tree.leaves_with_path(trees.parted(params)[1])
-    paths = [trees.path_of(path) for path, _ in leaves]
+    paths = trees.named(trees.parted(params)[1])
     sent = [path for path in paths if not any(part in path for part in local_parts)]
     estimates = rule.mixing.uses_constants and config.constants.when != "given"
     estimates = estimates and rule_settings.needs_constants(config, rule)
@@ -87,12 +87,10 @@ def account(
     if "noise" not in parts_of(config.uplink.chain):
         return None, hparams
     check(config, rule, network.params)
-    with user_code("dp-accounting is missing", "pip install 'tsfl_jax[privacy]'"):
-        import dp_accounting as dp
-
+    dp = package("dp_accounting", "privacy")
     rho, last = _weights(config, rule, workload, hparams), len(workload.places) - 1
     units, target = _units(config, workload, rho), config.noise.epsilon
-    sampled = None if custom.sampler else _sampled(config, workload, rho)
+    sampled = None if custom.sampler else _sampled(dp, config, workload, rho)
     z, delta = config.noise.multiplier, config.noise.delta
 
     def epsilon(z: float, t: int) -> tuple[float, str]:
@@ -105,13 +103,15 @@ def account(
 
     if target:
         z = dp.get_sigma_gaussian(target, delta) * units[last] ** 0.5
-        if sampled and z > _LEAST and epsilon(_LEAST, last)[0] > target:
-            z = optimize.root_scalar(
-                lambda z: epsilon(z, last)[0] - target,
-                bracket=(_LEAST, z + _TOLERANCE),
-                xtol=_TOLERANCE,
-            ).root
-            z += _TOLERANCE
+        if sampled and epsilon(_LEAST, last)[0] > target:
+            z = (
+                _TOLERANCE
+                + optimize.root_scalar(
+                    lambda z: epsilon(z, last)[0] - target,
+                    bracket=(_LEAST, z + _TOLERANCE),
+                    xtol=_TOLERANCE,
+                ).root
+            )
         z *= 1 + 1e-6  # float32
     z, curve = float(np.float32(z)), np.full(last + 1, np.nan)
     points = np.linspace(0, last, _POINTS[bool(sampled)]).astype(int)
@@ -163,11 +163,9 @@ def _units(
 
 
 def _sampled(
-    config: Config, workload: Workload, rho: Float[np.ndarray, "T K"]
+    dp: Any, config: Config, workload: Workload, rho: Float[np.ndarray, "T K"]
 ) -> Callable[[float, int], float] | None:
     """(z, updates) → ε of sampled cohorts; None: no event of the library fits."""
-    import dp_accounting as dp
-
     cohort, n, framework = config.cohort, config.num_clients, config.timeline.framework
     is_anew = framework == "none" or FRAMEWORKS[framework].all_count
     delivers = deliveries.claimed(workload.schedule) > 0
@@ -182,12 +180,12 @@ def _sampled(
 
     def epsilon(z: float, updates: int) -> float:
         relation, gaussian = dp.NeighboringRelation, dp.GaussianDpEvent
-        adjacency = relation.REPLACE_ONE
-        event = dp.SampledWithoutReplacementDpEvent(n, k, gaussian(z / 2))
         if cohort.sampler == "poisson":
-            adjacency = relation.REPLACE_SPECIAL
             event = dp.PoissonSampledDpEvent(k / n, gaussian(z))
-        accountant = dp.rdp.RdpAccountant(neighboring_relation=adjacency)
+            accountant = dp.rdp.RdpAccountant(None, relation.REPLACE_SPECIAL)
+        else:
+            event = dp.SampledWithoutReplacementDpEvent(n, k, gaussian(z / 2))
+            accountant = dp.rdp.RdpAccountant(None, relation.REPLACE_ONE)
         return float(accountant.compose(event, updates).get_epsilon(config.noise.delta))
 
     return epsilon

@@ -68,9 +68,8 @@ def combine(
     updates: Params, center: Params, received: Received, hparams: HParams
 ) -> tuple[Params, Params]:
     """Δ = v, which is also the new state."""
-    settings = hparams.of(CenteredClipping)
-    numbers = settings.radius, settings.iterations
-    new = clipped_mean(updates, received.present, center, *numbers)
+    s, present = hparams.of(CenteredClipping), received.present
+    new = clipped_mean(updates, present, center, s.radius, s.iterations)
     return new, new
 
 

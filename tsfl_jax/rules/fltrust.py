@@ -41,7 +41,6 @@ def trust_weights(
       reference: u_0, leaves ``[...]``.
       present: ``[N]``, which of them count; all weights are 0 if none is trusted.
     """
-
     length, norm = jax.vmap(optax.tree.norm)(updates), optax.tree.norm(reference)
     product = jax.vmap(lambda u: optax.tree.vdot(u, reference))(updates)
     is_counted = present & (length > 0) & (norm > 0)

@@ -345,7 +345,7 @@ def spec_of(prepared: Prepared) -> ProgramSpec:
         frozen=parts_of(config.model.frozen),
         snapshots=times.snapshots,
         waves=waves,
-        renormalizes=not any(link.keeps_shares for link in prepared.uplinks),
+        renormalizes=not any(link.multiplier for link in prepared.uplinks),
     )
 
 

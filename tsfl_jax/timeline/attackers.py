@@ -2,7 +2,7 @@
 
 A share of all clients, drawn before training by client id, so that a client attacks or
 not whatever the framework, the cohort and the horizon are. What attackers send is in
-`uplink.attack` and `uplink.collusion`, what they train on in `data.poison`.
+`uplink.attack`, what they train on in `data.poison`.
 """
 
 from typing import Any

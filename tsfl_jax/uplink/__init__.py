@@ -4,36 +4,25 @@ from typing import Any
 
 from tsfl_jax.components import Part, check_name, component, section_of, setting
 from tsfl_jax.types import UserError, parts_of
-from tsfl_jax.uplink import (
-    attack,
-    clip,
-    collusion,
-    local_layers,
-    model_download,
-    noise,
-    quantize,
-    randk,
-    sign,
-    topk,
-)
+from tsfl_jax.uplink import attack, clip, local_layers, noise, quantize, sparse
 from tsfl_jax.uplink.link import Uplink
 
 UPLINKS: dict[str, Uplink] = {
     "attack": attack.ATTACK,  # first: attackers choose what they send
-    "collusion": collusion.COLLUSION,
+    "collusion": attack.COLLUSION,
     "local_layers": local_layers.LOCAL,
     "periodic_layers": local_layers.PERIODIC,
-    "topk": topk.TOPK,
-    "randk": randk.RANDK,
+    "topk": sparse.TOPK,
+    "randk": sparse.RANDK,
     "quantize": quantize.QUANTIZE,
-    "sign": sign.SIGN,
-    "model_download": model_download.MODEL_DOWNLOAD,
+    "sign": quantize.SIGN,
+    "model_download": quantize.MODEL_DOWNLOAD,
     "clip": clip.CLIP,
     "noise": noise.NOISE,
 }
 # Those that `uplink.chain` may name, as rows of a table of components.
 PARTS = {
-    name: Part(sections=tuple(filter(None, [link.section])))
+    name: Part(sections=(link.section,))
     for name, link in UPLINKS.items()
     if link.applies is None
 }
@@ -52,7 +41,7 @@ class UplinkConfig:
         del rule
         for name in parts_of(self.chain):
             check_name("--config.uplink.chain", name, PARTS)
-            compresses = any(hasattr(kind, "feedback") for kind in PARTS[name].sections)
+            compresses = hasattr(UPLINKS[name].section, "feedback")
             if compresses and config.model.local_period:
                 raise UserError(
                     f"--config.uplink.chain={self.chain}: compresses what is always "
@@ -62,8 +51,8 @@ class UplinkConfig:
 
 def part_of(text: str) -> Part:
     """What the links of `uplink.chain` read, together."""
-    parts = [PARTS[name] for name in parts_of(text) if name in PARTS]
-    return Part(sections=tuple(kind for part in parts for kind in part.sections))
+    names = (name for name in parts_of(text) if name in PARTS)
+    return Part(sections=tuple(UPLINKS[name].section for name in names))
 
 
 def chain_of(sections: Any) -> tuple[Uplink, ...]:

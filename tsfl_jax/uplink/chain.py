@@ -1,13 +1,15 @@
 """A chain of links, applied to one client: in order on the way to the server."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Int
 
-from tsfl_jax import rng, trees
+from tsfl_jax import trees
 from tsfl_jax.types import Array, HParams, Params
 from tsfl_jax.uplink.link import LinkInfo, SumInfo, Traffic, Uplink
 
@@ -18,6 +20,15 @@ def _settings(link: Uplink, hparams: HParams) -> Any:
     return hparams.of(link.section) if link.section else ()
 
 
+def _each(chain: Chain, states: tuple, info: Any, hparams: HParams) -> Iterator[tuple]:
+    """The links, each with its state, what it may see, and its settings."""
+    for number, (link, state) in enumerate(zip(chain, states, strict=True)):
+        settings = _settings(link, hparams)
+        key = jax.random.fold_in(info.key, number)
+        yield link, state, info._replace(key=key), settings
+        info = info._replace(bound=link.bound(info.bound, state, settings))
+
+
 def init(chain: Chain, params: Params, hparams: HParams) -> tuple:
     """The state of each link for a client."""
     return tuple(link.init(params, _settings(link, hparams)) for link in chain)
@@ -26,31 +37,26 @@ def init(chain: Chain, params: Params, hparams: HParams) -> tuple:
 def download(chain: Chain, variables: Params, hparams: HParams) -> Params:
     """What clients download of the server's variables."""
     for link in chain:
-        if link.download:
-            variables = link.download(variables, _settings(link, hparams))
+        variables = link.download(variables, _settings(link, hparams))
     return variables
 
 
 def start(
     chain: Chain,
-    version: Params,
+    variables: Params,
     states: tuple,
     interval: Int[Array, ""] | int,
     hparams: HParams,
 ) -> Params:
     """The variables that a client starts from; with `interval` −1 its own model."""
-    variables, interval = version, jnp.asarray(interval)
     for link, state in zip(chain, states, strict=True):
         settings = _settings(link, hparams)
-        variables = link.start(variables, state, interval, settings)
+        variables = link.start(variables, state, jnp.asarray(interval), settings)
     return variables
 
 
 def send(
-    chain: Chain,
-    states: tuple,
-    info: LinkInfo,
-    hparams: HParams,
+    chain: Chain, states: tuple, info: LinkInfo, hparams: HParams
 ) -> tuple[Params, tuple]:
     """What arrives of a client's update at the server, and the new states.
 
@@ -60,64 +66,46 @@ def send(
     params, version = info.model["params"], info.version["params"]
     update = {**info.model, "params": jax.tree.map(jnp.subtract, params, version)}
     new_states = []
-    for number, (link, state) in enumerate(zip(chain, states, strict=True)):
-        key = jax.random.fold_in(info.key, number)
-        settings, one = _settings(link, hparams), info._replace(key=key)
-        info = info._replace(bound=link.bound(info.bound, state, settings))
-        update, state = link.send(update, state, one, settings)
+    for link, state, seen, settings in _each(chain, states, info, hparams):
+        update, state = link.send(update, state, seen, settings)
         new_states.append(state)
-    moved = jax.tree.map(
-        lambda u, w: jnp.zeros_like(w) if u is None else u,
-        update["params"],
-        params,
-        is_leaf=lambda u: u is None,
-    )
+    zeros, moved = optax.tree.zeros_like(params), update["params"]
+    moved = trees.where_none(moved, zeros, moved)
     return {**update, "params": moved}, tuple(new_states)
 
 
 def receive(
     chain: Chain, total: Params, states: tuple, info: SumInfo, hparams: HParams
 ) -> Params:
-    """What the server makes of Σ ρ_i u_i, with the links' states ``[U, ...]`` before.
-
-    `info` has the key of the rule.
-    """
-    key = rng.fold(info.key, "uplink")
-    for number, (link, state) in enumerate(zip(chain, states, strict=True)):
-        settings = _settings(link, hparams)
-        one = info._replace(key=jax.random.fold_in(key, number))
-        bound = link.bound(info.bound, trees.take(state, 0), settings)
-        info = info._replace(bound=bound)
-        total = link.receive(total, one, settings)
+    """What the server makes of Σ ρ_i u_i, with the links' states ``[U, ...]``."""
+    first = trees.take(states, 0)
+    for link, _, seen, settings in _each(chain, first, info, hparams):
+        total = link.receive(total, seen, settings)
     return total
 
 
 def adapt(chain: Chain, states: tuple, info: SumInfo, hparams: HParams) -> tuple:
     """The links' states ``[U, ...]`` for the next update; arguments as `receive`."""
-    key = rng.fold(info.key, "uplink")
-    pairs = [(link, _settings(link, hparams)) for link in chain]
-    z = sum(link.multiplier(settings) for link, settings in pairs)
-    new_states = []
-    for number, ((link, settings), state) in enumerate(zip(pairs, states, strict=True)):
-        one = info._replace(key=jax.random.fold_in(key, number), multiplier=z)
-        new_states.append(link.adapt(state, one, settings))
-    return tuple(new_states)
+    z = sum(
+        link.multiplier(_settings(link, hparams)) for link in chain if link.multiplier
+    )
+    links = _each(chain, states, info._replace(multiplier=z), hparams)
+    return tuple(
+        link.adapt(state, seen, settings) for link, state, seen, settings in links
+    )
 
 
 def traffic(
-    chain: Chain, params: Params, hparams: HParams, num_intervals: int
+    chain: Chain, variables: Params, hparams: HParams, num_intervals: int
 ) -> Traffic:
-    """What one delivery sends in each interval; float32 parameters without a link.
+    """What one delivery sends in each of T intervals; float32 without a link.
 
-    Args:
-      chain: the links.
-      params: shapes of the network's variables.
-      hparams: with the settings of the links as the host has them.
-      num_intervals: T.
+    `hparams` has the settings of the links as the host has them.
     """
-    sizes = [leaf.size for leaf in jax.tree.leaves(params["params"])]
+    params = variables["params"]
+    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     values = np.full(num_intervals, float(sum(sizes)))
-    sent = Traffic(32 * values, values, leaves=len(sizes))
+    sent = Traffic(params, 32 * values, values, leaves=len(sizes))
     for link in chain:
-        sent = link.bits(sent, params, _settings(link, hparams))
+        sent = link.bits(sent, _settings(link, hparams))
     return sent

@@ -37,11 +37,7 @@ class Clip:
 
     norm: float = setting(1.0, "C, largest L2 norm of an update", above=0)
     quantile: float = setting(
-        0.0,
-        "γ, share not clipped that C adapts to; 0: fixed",
-        low=0,
-        below=1,
-        static=True,
+        0.0, "γ, share below C that C adapts to; 0: fixed", low=0, below=1, static=True
     )
     rate: float = setting(0.2, "η_C, step of C", above=0, used_by=("quantile", ()))
 
@@ -96,9 +92,8 @@ def adapt(states: Any, info: SumInfo, settings: Clip) -> Any:
     return Adaptive(states.factor * jnp.exp(-step), -jnp.ones_like(answers))
 
 
-def bits(traffic: Traffic, params: Params, settings: Clip) -> Traffic:
+def bits(traffic: Traffic, settings: Clip) -> Traffic:
     """An adaptive C goes down, a float32, and b goes up."""
-    del params
     down, up = (32, 1) if settings.quantile else (0, 0)
     return traffic._replace(download=traffic.download + down, extra=traffic.extra + up)
 

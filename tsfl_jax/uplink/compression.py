@@ -25,25 +25,18 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
+from tsfl_jax import trees
 from tsfl_jax.components import setting
 from tsfl_jax.types import Array, Params, PRNGKey
 from tsfl_jax.uplink.link import LinkInfo, Traffic, Uplink
 
 Compress = Callable[[Params, PRNGKey, Any], Params]
-Bits = Callable[[Traffic, Any], Traffic]  # (traffic, settings) -> after the link
 
 
 def feedback() -> Any:
     """The setting that all links of compression have."""
     help_text = "what a compressed update leaves out: lost, or error feedback"
     return setting("none", help_text, ("none", "ef", "ef21"), static=True)
-
-
-def fraction() -> Any:
-    """The setting of links that send some entries only."""
-    return setting(
-        0.1, "k/d, share of an update's entries that are sent", above=0, high=1
-    )
 
 
 def init(params: Params, settings: Any) -> Any:
@@ -53,7 +46,9 @@ def init(params: Params, settings: Any) -> Any:
     return jax.tree.map(jnp.zeros_like, params["params"])
 
 
-def compressed(compress: Compress, bits: Bits, section: type) -> Uplink:
+def compressed(
+    compress: Compress, bits: Callable[[Traffic, Any], Traffic], section: type
+) -> Uplink:
     """The link of a compressor, with a setting `feedback`.
 
     Args:
@@ -68,33 +63,16 @@ def compressed(compress: Compress, bits: Bits, section: type) -> Uplink:
         params = update["params"]  # None where a leaf stays with the client
         if settings.feedback == "none":
             return {**update, "params": compress(params, info.key, settings)}, kept
-        before = _where_none(params, params, kept)
-        if settings.feedback == "ef21":
-            missing = optax.tree.sub(params, before)
-            sent = optax.tree.add(before, compress(missing, info.key, settings))
-            after = sent
-        else:
-            total = optax.tree.add(before, params)
-            sent = compress(total, info.key, settings)
-            after = optax.tree.sub(total, sent)
-        return {**update, "params": sent}, _where_none(after, kept, after)
+        before = trees.where_none(params, params, kept)
+        is_ef21 = settings.feedback == "ef21"
+        vector = (optax.tree.sub if is_ef21 else optax.tree.add)(params, before)
+        sent = compress(vector, info.key, settings)
+        after = optax.tree.sub(vector, sent)
+        if is_ef21:
+            after = sent = optax.tree.add(before, sent)
+        return {**update, "params": sent}, trees.where_none(after, kept, after)
 
-    def sent_bits(traffic: Traffic, params: Params, settings: Any) -> Traffic:
-        del params
-        return bits(traffic, settings)
-
-    return Uplink(init=init, send=send, bits=sent_bits, section=section)
-
-
-def _where_none(tree: Any, missing: Any, present: Any) -> Any:
-    """Leaves of `missing` where those of `tree` are None, else those of `present`."""
-    return jax.tree.map(
-        lambda leaf, a, b: a if leaf is None else b,
-        tree,
-        missing,
-        present,
-        is_leaf=lambda leaf: leaf is None,
-    )
+    return Uplink(init=init, send=send, bits=bits, section=section)
 
 
 def of_vector(
@@ -107,15 +85,3 @@ def of_vector(
         return to_params(jnp.asarray(compress(vector, key, settings)))
 
     return of_params
-
-
-def ranks(values: Float[Array, "d"]) -> Array:
-    """The place of each number among all, 0 for the largest; int32 ``[d]``."""
-    order = jnp.argsort(-values, stable=True)
-    return jnp.zeros(values.shape, jnp.int32).at[order].set(jnp.arange(values.size))
-
-
-def kept_count(size: Any, fraction: Any, numpy: Any = jnp) -> Any:
-    """k = ⌈fraction · d⌉, at least 1; in float32, also on the host with `numpy`."""
-    product = numpy.float32(fraction) * numpy.asarray(size, numpy.float32)
-    return numpy.maximum(numpy.ceil(product), 1)

@@ -44,6 +44,7 @@ class SumInfo(NamedTuple):
 class Traffic(NamedTuple):
     """What one delivery sends in each interval."""
 
+    params: Params  # shapes of the network's
     download: Float[np.ndarray, "T"]  # bits
     values: Float[np.ndarray, "T"]  # numbers of the upload
     width: float = 32.0  # bits of each of them
@@ -68,19 +69,17 @@ class Uplink(NamedTuple):
     # settings only. Raises `UserError` where the link cannot work with this network.
     init: Callable[[Params, Any], Any] = lambda params, settings: ()
     # (variables, settings) -> what the client downloads of them; the server has it, too
-    download: Callable[[Params, Any], Params] | None = None
+    download: Callable[[Params, Any], Params] = lambda variables, settings: variables
     # (version, state, t, settings) -> the variables that the client starts from, and in
     # which its own model is tested, then with t = −1
-    start: Callable[[Params, Any, Int[Array, ""], Any], Params] = (
-        lambda variables, state, interval, settings: variables
-    )
+    start: Callable[[Params, Any, Int[Array, ""], Any], Params] = lambda w, *_: w
     # (update, state, info, settings) -> (update, state): {"params": w_i − version} and
     # the values of other collections, before they are weighted
     send: Callable[[Params, Any, LinkInfo, Any], tuple[Params, Any]] = (
         lambda update, state, info, settings: (update, state)
     )
-    # (updates of the parameters [K, ...], present [K], is_attacker [K], settings) ->
-    # updates, of all clients of an interval at once: these are stacked then
+    # (updates [K, ...], present [K], is_attacker [K], settings) -> updates, of all
+    # clients of an interval at once: these are stacked then
     collude: Callable[[Params, Any, Any, Any], Params] | None = None
     # (Σ ρ_i u_i of the parameters, info, settings) -> the sum, once at the server; a
     # rule that combines updates in another way has no sum
@@ -89,10 +88,10 @@ class Uplink(NamedTuple):
     bound: Callable[[Any, Any, Any], Any] = lambda before, state, settings: math.inf
     # (states [U, ...] of all clients, info, settings) -> states, once at the server
     adapt: Callable[[Any, SumInfo, Any], Any] = lambda states, info, settings: states
-    # settings -> z of its noise
-    multiplier: Callable[[Any], Any] = lambda settings: 0.0
-    # (traffic after the links before, shapes of the variables, settings) -> traffic
-    bits: Callable[[Traffic, Params, Any], Traffic] = lambda traffic, params, _: traffic
+    # settings -> z of its noise; then no share of a discarded model goes to the others
+    multiplier: Callable[[Any], Any] | None = None
+    # (traffic after the links before, settings) -> traffic
+    bits: Callable[[Traffic, Any], Traffic] = lambda traffic, settings: traffic
     section: Any = None  # the component with its settings
     # settings -> whether they put it in the chain; None: `uplink.chain` names it
     applies: Callable[[Any], bool] | None = None
@@ -100,5 +99,3 @@ class Uplink(NamedTuple):
     keeps_variables: bool = False
     # Whether these are never sent, so that a client's model is tested, not the global.
     is_personal: bool = False
-    # Whether the share of a discarded model must not go to the others.
-    keeps_shares: bool = False

@@ -104,41 +104,34 @@ def send(
     Neither a sum nor a mean changes where a layer is not sent.
     """
     del layers
-    sent: dict[str, Any] = {**_layers(update, settings)}
-    version = _layers(info.version, settings)
+    version = _layers(info.version, settings).items()
+    sent: Any = {p: None if p.startswith("params/") else leaf for p, leaf in version}
     if period := settings.local_period:
-        is_sent = is_uploaded(info.interval, period)
-        for path, leaf in version.items():
-            leaf = jnp.zeros_like(leaf) if path.startswith("params/") else leaf
-            sent[path] = jnp.where(is_sent, sent[path], leaf)
-    else:
-        sent = {p: None if p.startswith("params/") else version[p] for p in sent}
+        is_sent, new = is_uploaded(info.interval, period), _layers(update, settings)
+        for path, leaf in sent.items():
+            sent[path] = jnp.where(is_sent, new[path], 0 if leaf is None else leaf)
     return _replaced(update, sent), _layers(info.model, settings)
 
 
-def is_downloaded(interval: Any, period: int) -> Any:
+def is_downloaded(interval: Any, period: float) -> Any:
     """Whether the layers are downloaded in an interval: those that follow an upload."""
     return (interval % period == 0) & (interval > 0)
 
 
-def is_uploaded(interval: Any, period: int) -> Any:
+def is_uploaded(interval: Any, period: float) -> Any:
     """Whether the layers are uploaded in an interval: every P-th."""
     return (interval + 1) % period == 0
 
 
-def bits(traffic: Traffic, params: Params, settings: LocalLayers) -> Traffic:
+def bits(traffic: Traffic, settings: LocalLayers) -> Traffic:
     """Without the parameters among the layers, with them where they are sent."""
-    layers = _layers({"params": params["params"]}, settings)
+    layers = _layers({"params": traffic.params}, settings)
     size = sum(leaf.size for leaf in layers.values())
-    interval, period = np.arange(len(traffic.values)), settings.local_period
-    download = upload = np.zeros(len(interval), bool)
-    if period:
-        download = is_downloaded(interval, period)
-        upload = is_uploaded(interval, period)
+    interval, period = np.arange(len(traffic.values)), settings.local_period or np.inf
     return traffic._replace(
-        download=traffic.download - 32 * size * ~download,
-        values=traffic.values - size * ~upload,
-        leaves=traffic.leaves - (0 if period else len(layers)),
+        download=traffic.download - 32 * size * ~is_downloaded(interval, period),
+        values=traffic.values - size * ~is_uploaded(interval, period),
+        leaves=traffic.leaves - (0 if settings.local_period else len(layers)),
     )
 
 

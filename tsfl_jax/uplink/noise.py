@@ -47,11 +47,11 @@ def _noised(params: Params, info: LinkInfo | SumInfo, std: Any) -> Params:
     """With noise on all that trains."""
     vector, to_params = ravel_pytree(params)
     noise = std * jax.random.normal(info.key, vector.shape)
-    noise = noise.astype(vector.dtype)
-    is_frozen, noise = trees.marked(params, info.frozen), to_params(noise)
     return jax.tree.map(
         lambda is_still, value, part: value if is_still else value + part,
-        *(is_frozen, params, noise),
+        trees.marked(params, info.frozen),
+        params,
+        to_params(noise.astype(vector.dtype)),
     )
 
 
@@ -78,5 +78,4 @@ NOISE = Uplink(
     bound=lambda before, state, settings: before,
     multiplier=lambda settings: settings.multiplier,
     section=Noise,
-    keeps_shares=True,
 )

@@ -9,14 +9,14 @@ conventional SFL waits for H iterations of the slowest, AFL takes every arrival.
 import argparse
 import pathlib
 import sys
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from studies import arguments, compare, study
 from studies.differences import plot_bands
 from studies.study import Case, Changes, Runs, Study
-from tsfl_jax.config import Config, get, read
+from tsfl_jax.config import Config, get, replace, unread
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.run import grid
@@ -36,6 +36,12 @@ ENTRIES = {  # label → settings, see `compare`
     "tsfl": {"timeline.framework": "tsfl", "algorithm": "fedavg"},
     "tsfl_dms": {"timeline.framework": "tsfl", "algorithm": "dms"},
 }
+
+
+def read(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings by flat name, without those that only other components read."""
+    ignored = unread(replace(Config(), values))
+    return {name: value for name, value in values.items() if name not in ignored}
 
 
 def degree(pattern: tuple[int, ...]) -> float:

@@ -174,12 +174,6 @@ def _uses(config: Config, by: str, values: list[str]) -> bool:
     return value in values if values else value != get(Config(), by)
 
 
-def read(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings by flat name, without those that only other components read."""
-    ignored = unread(replace(Config(), values))
-    return {name: value for name, value in values.items() if name not in ignored}
-
-
 def get(config: Config, name: str) -> Any:
     """The value of a setting by its flat name."""
     return functools.reduce(getattr, name.split("."), config)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from studies import compare, verdicts
+from studies.heterogeneity import read
 from tsfl_jax import config_files
-from tsfl_jax.config import Config, read, replace
+from tsfl_jax.config import Config, replace
 from tsfl_jax.prepare import prepare
 from tsfl_jax.report import statistics
 from tsfl_jax.run import grid as axes

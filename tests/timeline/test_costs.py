@@ -38,11 +38,10 @@ def numbers(found):
 
 def test_watts_are_by_group():
     found = watts(WATTS, 5, np.arange(5))
-    assert found[:, 0].tolist() == [5, 5, 5, 10, 10] and found[4].tolist() == [
-        10,
-        2,
-        0.5,
-    ]
+    assert found[:, 0].tolist() == [5, 5, 5, 10, 10]
+    assert found[4].tolist() == [10, 2, 0.5]
+    boards = watts("raspberry_pi_4; raspberry_pi", 2, np.arange(2))
+    assert boards.tolist() == [[5, 1.71, 1.6], [2.7, 2.63, 2.52]]
 
 
 def test_rounds_by_hand():

@@ -28,6 +28,12 @@ _END = itemgetter(1)  # of a window
 UNITS = {"speed": "s", "download": "s", "upload": "s"}
 UNITS |= {"bandwidth_down": "B/s", "bandwidth_up": "B/s"}
 _SLOWEST = 1e-9  # bytes per second
+# Watts of computing, transferring and idling. The first: Kaup, Gottschling, Hausheer,
+# "PowerPi: Measuring and Modeling the Power Consumption of the Raspberry Pi", IEEE LCN
+# 2014: idle 1.578, Wi-Fi 0.942, all of the CPU 0.181, 10 Mbit/s 0.112. The second:
+# Geerling, github.com/geerlingguy/sbc-reviews/issues/4: idle 1.6, all of the CPU 5, at
+# the wall; a transfer as of the first.
+POWER = {"raspberry_pi": "2.7,2.63,2.52", "raspberry_pi_4": "5,1.71,1.6"}
 
 
 class Fleet(NamedTuple):
@@ -288,8 +294,8 @@ def watts(
     """Watts of computing, transferring and idling of some clients.
 
     Args:
-      text: `timeline.power`, "5,1.5,0.2; 10,2,0.5" of two equal groups of clients; "":
-        unknown, NaN.
+      text: `timeline.power`, "5,1.5,0.2; raspberry_pi" of two equal groups of clients,
+        numbers or a name of `POWER`; "": unknown, NaN.
       num_clients: N; client i of G groups is in group ⌊iG/N⌋.
       ids: in [0, N).
 
@@ -298,12 +304,14 @@ def watts(
     """
     groups = parts_of(text, ";")
     distributions.check_groups("timeline.power", len(groups), num_clients)
-    rows = [np.genfromtxt([group], delimiter=",", ndmin=1) for group in groups]
+    texts = [[POWER.get(group, group)] for group in groups]
+    rows = [np.genfromtxt(text, delimiter=",", ndmin=1) for text in texts]
     for group, row in zip(groups, rows, strict=True):  # NaN: no number
         if row.shape != (3,) or not ((row >= 0) & (row < np.inf)).all():
             raise UserError(
                 f"--config.timeline.power={text}: {group!r}: expected watts of "
-                'compute, transfer and idle, like "5,1.5,0.2" (finite and >= 0)'
+                'compute, transfer and idle, like "5,1.5,0.2" (finite and >= 0), '
+                f"or one of {', '.join(POWER)}"
             )
     rows = rows or [np.full(3, np.nan)]
     return np.stack(rows)[ids.astype(np.int64) * len(rows) // num_clients]

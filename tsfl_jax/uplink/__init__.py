@@ -22,7 +22,7 @@ UPLINKS: dict[str, Uplink] = {
 }
 # Those that `uplink.chain` may name, as rows of a table of components.
 PARTS = {
-    name: Part(sections=(link.section,))
+    name: Part(sections=tuple(filter(None, [link.section])))
     for name, link in UPLINKS.items()
     if link.applies is None
 }
@@ -51,8 +51,8 @@ class UplinkConfig:
 
 def part_of(text: str) -> Part:
     """What the links of `uplink.chain` read, together."""
-    names = (name for name in parts_of(text) if name in PARTS)
-    return Part(sections=tuple(UPLINKS[name].section for name in names))
+    parts = [PARTS[name] for name in parts_of(text) if name in PARTS]
+    return Part(sections=tuple(kind for part in parts for kind in part.sections))
 
 
 def chain_of(sections: Any) -> tuple[Uplink, ...]:

@@ -90,6 +90,6 @@ def test_no_two_draws_of_an_experiment_start_alike(monkeypatch):
     config.timeline.framework = "tsfl"
     prepare.prepare(config)
     data.load(DataConfig(train_size=50, test_size=20))
-    # Synthetic data 3, sizes, fleet, riders, partition, who is asked in 5 intervals;
-    # digits and two subsets.
-    assert len(started) == len(set(started)) == 15
+    # Synthetic data 3, sizes, fleet, framework, riders, partition, who is asked in 5
+    # intervals; digits and two subsets.
+    assert len(started) == len(set(started)) == 16

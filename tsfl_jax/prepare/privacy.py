@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize
 
 from tsfl_jax import rng, trees
 from tsfl_jax.components import changed
@@ -88,6 +87,7 @@ def account(
         return None, hparams
     check(config, rule, network.params)
     dp = package("dp_accounting", "privacy")
+    from scipy import optimize  # takes a while to import
     rho, last = _weights(config, rule, workload, hparams), len(workload.places) - 1
     units, target = _units(config, workload, rho), config.noise.epsilon
     sampled = None if custom.sampler else _sampled(dp, config, workload, rho)

@@ -1,8 +1,7 @@
 """Samples of attackers: wrong labels, or a pattern that stands for a class.
 
     label_flip:  label c becomes C − 1 − c
-    backdoor:    a share of an attacker's images has a bright square in the last corner
-                 and the label `target`
+    backdoor:    a share of images has a bright square in a corner, and label `target`
 
 Every sample gets a poisoned copy behind all samples, and attackers hold copies in place
 of samples. So it does not matter which clients share samples, and runs with other

@@ -1,8 +1,7 @@
 """Numbers on few levels: of an update on s levels or one, of a model when it goes down.
 
-    quantize:        Q(u)_i = ‖u‖ sgn(u_i) ξ_i,   E Q(u) = u
-                     ξ_i = (⌊s|u_i|/‖u‖⌋ + b_i) / s
-    sign:            C(u) = (‖u‖₁/n) sgn(u)    with n entries that are not 0
+    quantize:  Q(u)_i = ‖u‖ sgn(u_i) ξ_i,  ξ_i = (⌊s|u_i|/‖u‖⌋ + b_i)/s,  E Q(u) = u
+    sign:      C(u) = (‖u‖₁/n) sgn(u)    with n entries that are not 0
     model_download:  Q(w)_i = m round(s w_i/m)/s    with m = max_j |w_j| of a leaf
 
 b_i is 1 with the probability that is left over, else 0. The norm, ‖·‖₂ or ‖·‖_∞, is

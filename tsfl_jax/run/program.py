@@ -196,9 +196,6 @@ def _by_work(prepared: Prepared) -> int:
     return int(np.clip(1 / seconds, _FEW_INTERVALS, most))
 
 
-_NO_FUNCTIONS = ("dataset", "partition", "sampler", "params")  # fields of `Custom`
-
-
 @functools.lru_cache(maxsize=16)
 def _lanes_run(parts: Parts, mesh: Mesh, side_by_side: bool) -> scan.Run:
     """The same function for the same parts, so that it is compiled once."""
@@ -228,9 +225,9 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     is_cpu = jax.default_backend() == "cpu"
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
     side_by_side = spec.mapping == "vmap" and not by_choice
-    functions = any_member.custom._replace(**dict.fromkeys(_NO_FUNCTIONS))
     # A user's function is traced anew: what it reads from around may have changed.
-    is_ours = all(part is None or part == {} for part in functions)
+    traced = any_member.custom._replace(partition=None, sampler=None)
+    is_ours = all(part is None or part == {} for part in traced)
     make = _lanes_run if is_ours else _lanes_run.__wrapped__
     run = make(parts, mesh, side_by_side)
     chunk = min(map(chunk_of, members))

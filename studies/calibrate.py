@@ -278,7 +278,7 @@ def calibration_rows(
         for cell in dict.fromkeys(c for step in steps for c in step.cells):
             for a in BASELINES:
                 one = measured.get((variant.label, cell, a))
-                name = f"{CELLS[cell].case} {CELLS[cell].data}, {style.NAMES[a]}"
+                name = f"{CELLS[cell].case} {CELLS[cell].data}, {style.name_of(a)}"
                 text = "–" if one is None else spread(one.best)
                 row[f"{name} (paper {target(cell, a):.2f})"] = text
         mine = [m for key, m in measured.items() if key[0] == variant.label]

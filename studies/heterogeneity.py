@@ -76,7 +76,7 @@ def plot_accuracy(runs: Runs, case: Case) -> list[pathlib.Path]:
     for each in runs.accuracy().transpose("rule", "pattern", ...):
         rule = each["rule"].item()
         curves = {one["pattern"].item(): one.values for one in each}
-        title = f"T-SFL with {style.NAMES[rule]}, {about}"
+        title = f"T-SFL with {style.name_of(rule)}, {about}"
         path = case.path.with_name(f"{case.path.name}_{rule}")
         paths += plot_bands(curves, path, title)
     return paths
@@ -139,7 +139,7 @@ def time_rows(found: list[Time], target: float) -> list[dict[str, str]]:
             {
                 "δ": f"{degree(pattern):g}",
                 "τ of the groups": str(pattern),
-                "framework": style.NAMES[result.label],
+                "framework": style.name_of(result.label),
                 "s per update": f"{seconds:.2f}",
                 "saved per round, %": f"{100 * (1 - seconds / first_round):.0f}",
                 f"s to {100 * target:g} %": compare.spread_of_times(reached),
@@ -167,7 +167,7 @@ def plot_times(
         mean, half = confidence_interval(times.T)
         look = style.style_of(label, index) | {"markersize": 4}
         error = None if np.isnan(half).all() else half  # else the legend shows bars
-        plot.errorbar(x[seen], mean, yerr=error, label=style.NAMES[label], **look)
+        plot.errorbar(x[seen], mean, yerr=error, label=style.name_of(label), **look)
     plot.set_xlabel("heterogeneity degree δ")
     plot.set_ylabel(f"virtual seconds to {100 * target:g} %")
     plot.set_ylim(bottom=0)

@@ -90,7 +90,7 @@ def cell_row(result: CellResult) -> dict[str, str]:
     cell, best = result.cell, result.best
     row = {"case": cell.case, "data": _DATA_NAMES[cell.data]}
     for index, algorithm in enumerate(ALGORITHMS):
-        name = style.NAMES[algorithm]
+        name = style.name_of(algorithm)
         row[f"{name}, paper"] = f"{cell.accuracy[index]:.2f}"
         row[name] = "–" if best is None else spread(100 * best[index])
     gain = cell.accuracy[_DMS] - cell.accuracy[_FEDAVG]
@@ -107,7 +107,7 @@ def latex(rows: list[dict[str, str]]) -> str:
     """A tabular for a paper; the highest measured mean of a row is bold."""
     beside = ["note", "training time, min", "seeds"]
     frame = pd.DataFrame(rows).drop(columns=beside, errors="ignore")
-    return paper.latex(frame, 2, style.NAMES.values())
+    return paper.latex(frame, 2, map(style.name_of, ALGORITHMS))
 
 
 def write_tables(

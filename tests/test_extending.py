@@ -96,29 +96,42 @@ ROOT = Aggregator(Mixing(weights), sections=(Root,))
 '''
 
 
-def used(folder: pathlib.Path, parts: dict[str, tuple[str, str, str]], use: str) -> str:
-    """What a program prints that uses a copy of the package with further parts."""
-    there, package = pathlib.Path(tsfl_jax.__file__).parent, folder / "tsfl_jax"
-    shutil.copytree(there, package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(there.parent / "configs", folder / "configs")
-    for file, (written, table, line) in parts.items():
-        (package / file).write_text(written.lstrip())
-        module = "tsfl_jax." + file.removesuffix(".py").replace("/", ".")
-        opening, row = line.split("\n")
-        text = (package / table).read_text()
-        assert text.count(f"{opening}\n") == 1
-        lines = f"from {module} import *\n\n{opening}\n    {row}\n"
-        (package / table).write_text(text.replace(f"{opening}\n", lines))
-    (folder / "use.py").write_text(use)
+def printed(folder: pathlib.Path, *words: str) -> str:
+    """What a Python program prints."""
+    path = os.pathsep.join([str(folder), *sys.path])
     found = subprocess.run(
-        [sys.executable, "use.py"],
+        [sys.executable, *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
     assert found.returncode == 0, found.stderr
     return found.stdout
+
+
+def copy_with(folder: pathlib.Path) -> None:
+    """A copy of the package with the parts: a file and a line each."""
+    there, package = pathlib.Path(tsfl_jax.__file__).parent, folder / "tsfl_jax"
+    shutil.copytree(there, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(there.parent / "configs", folder / "configs")
+    for by, (file, written, name, row) in PARTS.items():
+        table, opening = TABLES[by]
+        (package / file).write_text(written.lstrip())
+        module = "tsfl_jax." + file.removesuffix(".py").replace("/", ".")
+        text = (package / table).read_text()
+        assert text.count(f"{opening}\n") == 1
+        lines = f'from {module} import *\n\n{opening}\n    "{name}": {row},\n'
+        (package / table).write_text(text.replace(f"{opening}\n", lines))
+
+
+def file_with(folder: pathlib.Path) -> None:
+    """The parts in a file of a user's own."""
+    calls = [f"register({by!r}, {n!r}, {row})" for by, (*_, n, row) in PARTS.items()]
+    head = "from tsfl_jax import register\nfrom tsfl_jax.components import Part\n"
+    head += "from tsfl_jax.timeline import FleetConfig, Framework\n"
+    texts = (written for _, written, *_ in PARTS.values())
+    (folder / "mine.py").write_text("\n".join([head, *texts, *calls]))
 
 
 SOURCE = """
@@ -293,43 +306,49 @@ for wrong in (
 """
 
 
-def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path):
+# The setting that chooses → a part: its file and text, its name, and its row.
+PARTS = {
+    "algorithm": ("rules/root.py", NEW_RULE, "root", "ROOT"),
+    "data.name": ("data/blobs.py", SOURCE, "blobs", "Part(blobs, sections=(Blobs,))"),
+    "partition.kind": (
+        "data/skewed.py",
+        PARTITION,
+        "skewed",
+        "Part(skewed, ('schedule.size_groups',), (Skewed,))",
+    ),
+    "model.name": (
+        "models/linear.py",
+        NETWORK,
+        "linear",
+        "Part(lambda k, own, form: Linear(k, own.bias), (), (LinearConfig,))",
+    ),
+    "timeline.framework": (
+        "timeline/pairs.py",
+        FRAMEWORK,
+        "pairs",
+        "Framework(pairs, sections=(FleetConfig, Pairs))",
+    ),
+    "uplink.chain": ("uplink/held_back.py", LINK, "held_back", "HELD_BACK"),
+}
+TABLES = {  # in the package: the file, and the line that begins it
+    "algorithm": ("rules/__init__.py", "AGGREGATORS: dict[str, Aggregator] = {"),
+    "data.name": ("data/builtin.py", "DATASETS = {"),
+    "partition.kind": ("data/partition.py", "PARTITIONS = {"),
+    "model.name": ("models/networks.py", "MODELS = {"),
+    "timeline.framework": ("timeline/__init__.py", "FRAMEWORKS = {"),
+    "uplink.chain": ("uplink/__init__.py", "UPLINKS: dict[str, Uplink] = {"),
+}
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(copy_with, marks=pytest.mark.slow), file_with]
+)
+def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path, way):
     """It trains, is swept in one program, explained, reported and documented."""
-    linear = "Part(lambda k, own, form: Linear(k, own.bias), (), (LinearConfig,)),"
-    pairs = "Framework(pairs, sections=(FleetConfig, Pairs)),"
-    parts = {  # file → its text, the file of its table, and the line there
-        "rules/root.py": (
-            NEW_RULE,
-            "rules/__init__.py",
-            'AGGREGATORS: dict[str, Aggregator] = {\n"root": ROOT,',
-        ),
-        "data/blobs.py": (
-            SOURCE,
-            "data/builtin.py",
-            'DATASETS = {\n"blobs": Part(blobs, sections=(Blobs,)),',
-        ),
-        "data/skewed.py": (
-            PARTITION,
-            "data/partition.py",
-            'PARTITIONS = {\n"skewed": Part(skewed, _DRAWN, (Skewed,)),',
-        ),
-        "models/linear.py": (
-            NETWORK,
-            "models/networks.py",
-            f'MODELS = {{\n"linear": {linear}',
-        ),
-        "timeline/pairs.py": (
-            FRAMEWORK,
-            "timeline/__init__.py",
-            f'FRAMEWORKS = {{\n"pairs": {pairs}',
-        ),
-        "uplink/held_back.py": (
-            LINK,
-            "uplink/__init__.py",
-            'UPLINKS: dict[str, Uplink] = {\n"held_back": HELD_BACK,',
-        ),
-    }
-    outside, unknown, *ignored = used(tmp_path, parts, USE).splitlines()
+    way(tmp_path)
+    is_file = (tmp_path / "mine.py").exists()
+    (tmp_path / "use.py").write_text("import mine\n" * is_file + USE)
+    outside, unknown, *ignored = printed(tmp_path, "use.py").splitlines()
     assert outside.startswith("--config.root.power=2.0: must be a finite float32")
     assert unknown.startswith("--config.uplink.chain=held_bak: unknown name; did you")
     assert ignored == [
@@ -344,6 +363,30 @@ def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path):
         )
     ]
     assert (tmp_path / "sweep" / "summary.md").exists()
+
+
+def test_parts_of_a_file_on_the_command_line(tmp_path):
+    file_with(tmp_path)
+    small = "--config=digits_case3 --config.num_clients=4 --config.num_intervals=2 "
+    small += "--config.partition.kind=iid --config.schedule.data_size=16 "
+    small += "--config.schedule.interval_seconds=10 "
+    chosen = "--config.timeline.framework=pairs --config.timeline.quota=3 "
+    chosen += "--config.algorithm=root --config.schedule.kind=distribution "
+    own = "--components=mine.py "
+    settings = printed(tmp_path, "-m", "tsfl_jax", "settings", *own.split(), "root")
+    assert settings.startswith("--config.root.power=0.5  (float)")
+    words = f"explain {own}{small}{chosen}"
+    told = printed(tmp_path, "-m", "tsfl_jax", *words.split())
+    assert "framework pairs (" in told and "quota=3" in told and "root on" in told
+    words = f"sweep {own}{small}{chosen}--sweep root.power=0,1 --workdir=swept"
+    assert "root.power" in printed(tmp_path, "-m", "tsfl_jax", *words.split())
+    words = f"run {own}{small}{chosen}--workdir=run"
+    printed(tmp_path, "-m", "tsfl_jax", *words.split())
+    # Another text of the program is another experiment.
+    text = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace("** hparams", "** 2 ** hparams"))
+    with pytest.raises(AssertionError, match="own root"):
+        printed(tmp_path, "-m", "tsfl_jax", *words.split())
 
 
 @tsfl_jax.component("power")

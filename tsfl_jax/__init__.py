@@ -7,7 +7,8 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
   Running        simulate, sweep, explain, predict, as_function, Writer, Result,
                  SweepResult, Explanation
   Data, models   make_dataset, Dataset, Model
-  Own rules      component, setting, rule, init_rule, aggregate, weights, Aggregator,
+  Own parts      register, component, setting
+  Own rules      rule, init_rule, aggregate, weights, Aggregator,
                  RoundInfo, ClientOutputs, Received, Weights, Counts, AGGREGATORS, rules
   DMS            dms, dms_weights, affine_weights, coupling, filter_probability
   Theory         theory, BoundConstants, bound_optimal_weights, kkt_residual,
@@ -22,6 +23,7 @@ from tsfl_jax.components import component, setting
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
 from tsfl_jax.models.networks import Model
+from tsfl_jax.registry import load_installed, register
 from tsfl_jax.report.writers import Writer
 from tsfl_jax.rules import AGGREGATORS, dms
 from tsfl_jax.rules.base import (
@@ -55,11 +57,14 @@ from tsfl_jax.types import Dataset, HParams, UserError
 
 __version__ = "0.3.0"
 
+load_installed()
+
 __all__ = ["Config", "HParams", "UserError"]
 __all__ += ["simulate", "sweep", "explain", "predict", "as_function"]
 __all__ += ["Writer", "Result", "SweepResult", "Explanation"]
 __all__ += ["make_dataset", "Dataset", "Model"]
-__all__ += ["component", "setting", "rule", "init_rule", "aggregate", "weights"]
+__all__ += ["register", "component", "setting"]
+__all__ += ["rule", "init_rule", "aggregate", "weights"]
 __all__ += ["Aggregator", "RoundInfo", "ClientOutputs", "Received", "Weights", "Counts"]
 __all__ += ["AGGREGATORS", "rules", "dms"]
 __all__ += ["dms_weights", "affine_weights", "coupling", "filter_probability"]

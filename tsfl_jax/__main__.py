@@ -5,7 +5,7 @@ import os
 import sys
 import textwrap
 
-from tsfl_jax import command, config_files
+from tsfl_jax import command, config_files, registry
 from tsfl_jax.components import range_of
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.types import UserError, nearest
@@ -59,6 +59,8 @@ def list_settings(texts: list[str]) -> None:
       UserError: no setting begins with that name.
     """
     parser = command.make_parser("settings", list_settings.__doc__)
+    registry.add_flag(parser)
+    registry.load_named(texts)
     parser.add_argument("group", nargs="?", default="", help="section, or one setting")
     print("\n".join(map(_entry, _chosen(parser.parse_args(texts).group))))
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from tsfl_jax import command, config_files
+from tsfl_jax import command, config_files, registry
 from tsfl_jax.config import SETTINGS, Config, replace, suggestion, validate, value
 from tsfl_jax.engine import devices
 from tsfl_jax.report import files as report
@@ -45,6 +45,7 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     add("--collect", action="store_true", help=text)
     text = "sweep: run on the workers of a Ray cluster, by default one on this machine"
     add("--ray", metavar="ADDRESS", nargs="?", const="", help=text)
+    registry.add_flag(parser)
     text = "do not train: print and plot timeline, work and memory"
     add("--explain", action="store_true", help=text)
     text = "follow a run live, comma-separated: " + ", ".join(writers.WRITERS)
@@ -70,6 +71,7 @@ def parse(name: str, texts: list[str]) -> tuple[Flags, Config]:
     Raises:
       UserError: a flag, file or setting that cannot work.
     """
+    registry.load_named(texts)  # before there is a flag for each setting
     parser = _make_parser(name)
     flags, unknown = parser.parse_known_args(texts)
     if unknown:

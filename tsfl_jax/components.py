@@ -12,10 +12,14 @@ A component may have these methods, called on the host before a run:
   notes(config, rule, schedule)  what a user should know of this run
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 import math
+import types
+import typing
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
@@ -138,6 +142,39 @@ def declared(kind: type) -> dict[str, tuple[type, Setting]]:
         else:
             settings[prefix + field.name] = type(field.default), declaration_of(field)
     return settings
+
+
+def check_arguments(where: str, row: Any) -> None:
+    """Check how many arguments the functions of a row take, by its annotations.
+
+    Raises:
+      UserError: a function that takes others.
+    """
+    for name, hint in type(row).__annotations__.items():
+        function = getattr(row, name)
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint]
+        firsts = [typing.get_args(kind)[:1] for kind in kinds]
+        arguments = next((first for (first,) in filter(None, firsts)), ...)
+        if callable(function) and isinstance(arguments, list):
+            check_function(f"{where}: {name}", function, arguments)
+
+
+def check_function(where: str, function: Any, arguments: Sequence[Any]) -> None:
+    """Check that a function takes so many arguments.
+
+    Raises:
+      UserError: it takes others.
+    """
+    names = [getattr(kind, "__name__", str(kind)) for kind in arguments]
+    with contextlib.suppress(ValueError):  # of C, without a signature
+        signature = inspect.signature(function)
+        try:
+            signature.bind(*names)
+        except TypeError:
+            raise UserError(
+                f"{where} takes {signature}; expected a function of {len(names)} "
+                f"arguments: {', '.join(names)}"
+            ) from None
 
 
 def listed(names: Sequence[str]) -> str:

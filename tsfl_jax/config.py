@@ -1,6 +1,7 @@
 """All settings of an experiment: the general ones, and a section per component.
 
-`Config` is assembled from `sections.General` and the tables of components. A flat name
+`Config` is assembled from `sections.General` and the tables of components, to which
+`extend` adds a user's own. A flat name
 is that of the flag and of the sweep, such as "fedasync.gamma". `validate` checks one
 before anything slow starts: what one setting may be is declared with it; components
 check what goes together, see `prepare.rule_settings`, and values that depend on the
@@ -15,7 +16,8 @@ import difflib
 import functools
 import json
 import numbers
-from collections.abc import Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flax import traverse_util
@@ -37,11 +39,11 @@ from tsfl_jax.sections import (
     StopConfig,
 )
 from tsfl_jax.timeline.attackers import AttackConfig
-from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, VARYING, CohortConfig
+from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
-from tsfl_jax.types import UserError, nearest
-from tsfl_jax.uplink import PARTS, UplinkConfig, part_of
+from tsfl_jax.types import UserError, nearest, parts_of
+from tsfl_jax.uplink import UPLINKS, UplinkConfig, part_of
 from tsfl_jax.uplink.local_layers import LocalLayers
 
 T = TypeVar("T")
@@ -50,18 +52,20 @@ _DRAWS = 1024  # of a client's seconds, at least; see `fleet.draw_fleet`
 _ACCEPTED = {int: numbers.Integral, float: numbers.Real}
 
 # The setting that chooses → the parts by name: what they read, and their own sections.
-TABLES: dict[str, Mapping[str, Any]] = {
+TABLES: dict[str, MutableMapping[str, Any]] = {
     "algorithm": AGGREGATORS,
     "lr_schedule": LR_SCHEDULES,
     "data.name": DATASETS,
     "partition.kind": PARTITIONS,
     "schedule.kind": SCHEDULES,
-    "timeline.framework": {"none": timeline.NONE} | timeline.FRAMEWORKS,
+    "timeline.framework": ChainMap(timeline.FRAMEWORKS, {"none": timeline.NONE}),
     "model.name": MODELS,
-    "cohort.sampler": SAMPLERS | CHOOSING | VARYING,
+    "cohort.sampler": SAMPLERS,
 }
 # Likewise, of a setting that lists names.
-LISTS: dict[str, Mapping[str, Any]] = {"uplink.chain": PARTS}
+LISTS: dict[str, MutableMapping[str, Any]] = {"uplink.chain": UPLINKS}
+# A user's own parts of these tables, see `extend`.
+OWN: dict[str, dict[str, Any]] = {by: {} for by in (*TABLES, *LISTS)}
 # Components that are in every experiment.
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
@@ -91,11 +95,14 @@ def _extended(kind: type[T], sections: Mapping[str, type]) -> type[T]:
     return dataclasses.make_dataclass("Config", fields, bases=(kind,))
 
 
-_PARTS = [part for table in (TABLES | LISTS).values() for part in table.values()]
-_SECTIONS = (*COMMON, *(kind for part in _PARTS for kind in part.sections))
+def _base() -> type[General]:
+    """What `Config` inherits: the general settings and all sections."""
+    parts = [part for table in (TABLES | LISTS).values() for part in table.values()]
+    kinds = (*COMMON, *(kind for part in parts for kind in part.sections))
+    return _extended(General, _by_section(kinds))
 
 
-class Config(_extended(General, _by_section(_SECTIONS))):
+class Config(_base()):
     """All settings of an experiment."""
 
     if TYPE_CHECKING:  # the sections
@@ -103,10 +110,8 @@ class Config(_extended(General, _by_section(_SECTIONS))):
         def __getattr__(self, name: str) -> Any: ...
 
 
-@functools.cache
-def settings_of(kind: type) -> Settings:
-    """The settings of a kind of `Config`, also with custom components, by flat name."""
-    settings = components.declared(kind)
+def _settings() -> Settings:
+    settings = components.declared(Config)
     return settings | {
         name: (str, settings[name][1]._replace(choices=table))
         for name, table in TABLES.items()
@@ -114,12 +119,11 @@ def settings_of(kind: type) -> Settings:
 
 
 # Every setting by its flat name, such as "data.name": its type and declaration.
-SETTINGS: Settings = settings_of(Config)
+SETTINGS = dict(_settings())
+# The sections of the package's own components.
+SECTIONS = frozenset(n.partition(".")[0] for n in SETTINGS if "." in n)
 # Settings that runs of the same experiment may differ in.
 SEEDS = ("seed", *(name for name in SETTINGS if name.startswith("seeds.")))
-# Settings that cannot change a result: a checkpoint may be resumed with others. Data is
-# compared by its fingerprint.
-WITHOUT_EFFECT = frozenset(name for name, (_, s) in SETTINGS.items() if not s.effect)
 
 
 def reads(part: Any) -> set[str]:
@@ -143,6 +147,33 @@ def _readers() -> dict[str, dict[str, list[str]]]:
 # Setting of a component → the settings that decide whether it is read, and by which
 # of their values.
 READERS = _readers()
+
+
+def extend(by: str, name: str, part: Any) -> None:
+    """Put a user's part into the table of the setting `by`.
+
+    From then on a `Config` has its settings. One of the user's own may be replaced.
+
+    Raises:
+      UserError: the name is one of the package's.
+    """
+    table, own = (TABLES | LISTS)[by], OWN[by]
+    if name in table and name not in own:
+        raise UserError(f"{name}: {by} has one of that name; choose another")
+    table[name] = own[name] = part
+    Config.__bases__ = (_base(),)
+    SETTINGS.clear()
+    SETTINGS.update(_settings())
+    READERS.clear()
+    READERS.update(_readers())
+
+
+def own_parts(config: "Config") -> dict[str, Any]:
+    """The chosen parts that are a user's own, by name."""
+    chosen = {by: [get(config, by)] for by in TABLES}
+    chosen |= {by: parts_of(get(config, by)) for by in LISTS}
+    pairs = [(by, name) for by, names in chosen.items() for name in names]
+    return {name: OWN[by][name] for by, name in pairs if name in OWN[by]}
 
 
 def chosen_parts(config: Config) -> dict[str, Any]:
@@ -219,14 +250,15 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-def with_sections(config: Config, custom: Iterable[Any]) -> Config:
-    """A copy of a config with the settings of custom components as further sections."""
-    sections = {section_of(values): values for values in custom}
-    if not sections:
-        return config
-    kinds = {name: type(values) for name, values in sections.items()}
-    kind = _extended(type(config), kinds)
-    return kind(**vars(copy.deepcopy(config)), **copy.deepcopy(sections))
+def renewed(config: Config) -> Config:
+    """A copy with the settings of parts that came into the tables since it was made."""
+    new = Config()
+    for name, value in vars(copy.deepcopy(config)).items():
+        if dataclasses.is_dataclass(value) and hasattr(new, name):
+            vars(getattr(new, name)).update(vars(value))
+        else:
+            setattr(new, name, value)
+    return new
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +340,6 @@ def validate(config: Config) -> None:
     if not isinstance(config, Config):
         raise UserError(f"expected a tsfl_jax.Config, got {type(config).__name__}")
     _check_types(config)
-    settings = settings_of(type(config))
-    for name in settings:
-        components.check(settings, name, get(config, name))
+    for name in SETTINGS:
+        components.check(SETTINGS, name, get(config, name))
     _check_memory(config)

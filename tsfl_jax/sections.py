@@ -9,17 +9,33 @@ section.
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from tsfl_jax.components import Part, component, setting
+from tsfl_jax.types import HParams, Scalar
 
-# The formulas are in `engine.optimizers.scheduled`.
+
+def _exponential(t: Scalar, hparams: HParams) -> Scalar:
+    return hparams.lr_decay**t
+
+
+def _cosine(t: Scalar, hparams: HParams) -> Scalar:
+    d = jnp.float32(hparams.lr_decay)
+    return d + (1 - d) * 0.5 * (1 + jnp.cos(jnp.pi * t / hparams.lr_total))
+
+
+def _steps(t: Scalar, hparams: HParams) -> Scalar:
+    return hparams.lr_decay ** jnp.floor(t / hparams.lr_every)
+
+
+# (t, HParams) → η_t / η, of float32.
 LR_SCHEDULES = {
-    "constant": Part(),
-    "exponential": Part(reads=("lr_decay",)),
-    "cosine": Part(reads=("lr_decay",)),
-    "steps": Part(reads=("lr_decay", "lr_every")),
+    "constant": Part(lambda t, hparams: jnp.float32(1.0)),
+    "exponential": Part(_exponential, ("lr_decay",)),
+    "cosine": Part(_cosine, ("lr_decay",)),
+    "steps": Part(_steps, ("lr_decay", "lr_every")),
 }
 
 
@@ -104,6 +120,9 @@ class General:
         0.1, "d; exponential: η dᵗ; steps: η d^⌊t/E⌋; cosine: η to d η", above=0, high=1
     )
     lr_every: int = setting(10, "E, intervals between two drops of steps", low=1)
+    lr_warmup: int = setting(
+        0, "W, intervals or updates in which η_t rises, times (t + 1)/W; 0: off", low=0
+    )
     momentum: float = setting(
         0.9, "of the clients' SGD, reset at the start of every interval", low=0, below=1
     )

@@ -160,6 +160,7 @@ class HParams(NamedTuple):
     lr_decay: Scalar = 1.0  # d in (0, 1]
     lr_every: Scalar = 1.0  # E ≥ 1
     lr_total: Scalar = 1.0  # T ≥ 1 of cosine
+    lr_warmup: Scalar = 0.0  # W ≥ 0, factor (t + 1)/W up to 1; 0: none
     rule: Scalar = 0  # int32, which of the rules in a program; `rules.apply`
     constants: Constants = Constants()
     settings: Mapping[str, Any] = {}  # of the program's rules, by section; see `of`

@@ -121,19 +121,20 @@ def _blends(
 
 # svhn is short for svhn_cropped.
 _TFDS = ("mnist", "fashion_mnist", "cifar10", "svhn_cropped", "svhn")
-_PARTS = (*("data.normalize", "data.train_size", "data.test_size", "data.validation"),)
-_FILE, _NATURAL = (*_PARTS, "data.file"), (TextConfig, ColumnsConfig)
+# What all but data that are drawn for the clients read.
+COMMON = (*("data.normalize", "data.train_size", "data.test_size", "data.validation"),)
+_FILE, _NATURAL = (*COMMON, "data.file"), (TextConfig, ColumnsConfig)
 # By `DataConfig.name`: factories of settings and a seed ≥ 0, to a `Dataset`. Without:
 # drawn for the clients, for a model that has no factory, either.
 DATASETS = {
-    "digits": Part(digits, _PARTS),
-    **dict.fromkeys(_TFDS, Part(tfds.read, _PARTS)),
-    "leaf": Part(client_files.read_leaf, _PARTS, (TextConfig,)),
+    "digits": Part(digits, COMMON),
+    **dict.fromkeys(_TFDS, Part(tfds.read, COMMON)),
+    "leaf": Part(client_files.read_leaf, COMMON, (TextConfig,)),
     "tff": Part(client_files.read_tff, _FILE, _NATURAL),
     "fedjax": Part(client_files.read_fedjax, _FILE, _NATURAL),
-    "hugging_face": Part(client_files.read_hugging_face, _PARTS, _NATURAL),
+    "hugging_face": Part(client_files.read_hugging_face, COMMON, _NATURAL),
     "idx": Part(idx.read, _FILE),
     "npz": Part(in_memory.read_npz, _FILE),
-    "synthetic": Part(synthetic, (*_PARTS, "data.shape", "data.num_classes")),
+    "synthetic": Part(synthetic, (*COMMON, "data.shape", "data.num_classes")),
     "quadratic": Part(reads=("data.shape",), sections=(QuadraticConfig,)),
 }

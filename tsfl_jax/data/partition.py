@@ -325,7 +325,7 @@ def _shards(
     return shares
 
 
-_DRAWN = (
+DRAWN = (
     *("schedule.data_size", "schedule.size_groups", "partition.replacement"),
     *("partition.iid_share", "partition.common", "partition.online"),
 )
@@ -334,10 +334,10 @@ _DRAWN = (
 # rows sum to 1. None: of all samples at random; client: as the data set says; of
 # `whole_splits`: see there.
 PARTITIONS = {
-    "iid": Part(reads=_DRAWN),
-    "dirichlet": Part(_dirichlet, (*_DRAWN, "partition.alpha")),
-    "shards": Part(_shards, (*_DRAWN, "partition.classes_per_client")),
-    "label": Part(_label, _DRAWN),
+    "iid": Part(reads=DRAWN),
+    "dirichlet": Part(_dirichlet, (*DRAWN, "partition.alpha")),
+    "shards": Part(_shards, (*DRAWN, "partition.classes_per_client")),
+    "label": Part(_label, DRAWN),
     "client": Part(),
 } | whole_splits.KINDS
 

@@ -41,8 +41,9 @@ from tsfl_jax.uplink.link import LinkInfo, SumInfo
 def run_interval(interval: Interval) -> tuple[State, History]:
     """One interval of all clients, Algorithm 1; the new state and the record."""
     parts, state, key, hparams, problem, inputs = interval
-    if parts.spec.lr_varies:
-        hparams = optimizers.in_interval(hparams, jnp.asarray(inputs.interval))
+    if factors := parts.spec.lr_factors:
+        t = jnp.asarray(inputs.interval)
+        hparams = optimizers.in_interval(hparams, t, factors)
         interval = interval._replace(hparams=hparams)
     streams = rng.keys(key, "training", "estimates", "rule")
     estimate_key, rule_key = jax.vmap(

@@ -15,26 +15,32 @@ from jaxtyping import Array, Int
 
 from tsfl_jax import trees
 from tsfl_jax.models import tracing
+from tsfl_jax.sections import LR_SCHEDULES
 from tsfl_jax.types import HParams, Params, Scalar, UserError
 
 Factory = Callable[[HParams], optax.GradientTransformation]
 Optimizer = optax.GradientTransformation | Factory
 
 
-def in_interval(hparams: HParams, interval: Int[Array, ""]) -> HParams:
-    """The hyper-parameters with the learning rate η_t of an interval.
+Factors = tuple[Callable[[Scalar, HParams], Any], ...]
 
-    constant: η; exponential: η dᵗ; cosine: η (d + (1 − d)(1 + cos(π t/T))/2); steps:
-    η d^⌊t/E⌋.
+
+def lr_factors() -> Factors:
+    """The functions of `sections.LR_SCHEDULES`, in its order."""
+    return tuple(part.make for part in LR_SCHEDULES.values())
+
+
+def in_interval(
+    hparams: HParams, interval: Int[Array, ""], factors: Factors
+) -> HParams:
+    """The hyper-parameters with the learning rate of an interval.
+
+    η_t = η f(t) min(1, (t + 1)/W), with the schedule's f and W updates of warm-up.
     """
-    t, d = interval.astype(jnp.float32), jnp.float32(hparams.lr_decay)
-    factors = (
-        jnp.float32(1.0),
-        d**t,
-        d + (1 - d) * 0.5 * (1 + jnp.cos(jnp.pi * t / hparams.lr_total)),
-        d ** jnp.floor(t / hparams.lr_every),
-    )  # in the order of `sections.LR_SCHEDULES`
-    return hparams._replace(lr=hparams.lr * jnp.stack(factors)[hparams.lr_schedule])
+    t, warmup = interval.astype(jnp.float32), jnp.float32(hparams.lr_warmup)
+    chosen = jnp.stack([jnp.float32(factor(t, hparams)) for factor in factors])
+    rising = jnp.minimum(1.0, (t + 1) / jnp.maximum(warmup, 1.0))
+    return hparams._replace(lr=hparams.lr * chosen[hparams.lr_schedule] * rising)
 
 
 class SGDTerms(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import optax
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
+from tsfl_jax.engine.optimizers import Factors
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.timeline.feedback import Choice
@@ -41,7 +42,7 @@ class ProgramSpec:
     longest: int | None = None
     even: bool = False  # all do `longest` steps always: "vmap" freezes none
     proximal: bool = True  # gradients get μ(w − w^t); False if μ = 0
-    lr_varies: bool = False  # η follows a schedule over intervals somewhere
+    lr_factors: Factors = ()  # of η_t, by `hparams.lr_schedule`; (): η is constant
     estimates: Estimates = Estimates()
     choice: Choice | None = None  # of the candidates; None: all in the slots train
     regret: bool = False  # measured in every interval

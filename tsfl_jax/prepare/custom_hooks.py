@@ -29,6 +29,10 @@ class Custom(NamedTuple):
     client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
     partition: Any = None  # N lists of indices into the training samples
     sampler: Any = None  # of cohorts: `cohort.Draw` -> ids
+    # The next ones get a name in the tables, see `prepare.adopted`.
+    framework: Any = None  # a `timeline.Framework` or its function
+    uplink: Any = None  # links, see `uplink.link.Uplink`
+    lr_schedule: Any = None  # t -> η_t / η
     params: Any = None  # Flax variables, w^0
 
 
@@ -49,7 +53,6 @@ def start_of(model: Any) -> dict[str, str]:
 
 _TAKEN = {*History._fields, "interval", "virtual_time", "tau", "seconds"}
 _TAKEN |= {"client", "run", "lane"}  # in the files of a sweep
-_TAKEN |= {*SETTINGS}  # columns of a sweep that has several values
 
 
 def checked(custom: Custom, dataset: Dataset, batch_size: int) -> Hooks:
@@ -61,7 +64,8 @@ def checked(custom: Custom, dataset: Dataset, batch_size: int) -> Hooks:
       dataset: for the shapes of a sample and of what the loss gets beside it.
       batch_size: B.
     """
-    for name in _TAKEN & {*(custom.metrics or ())}:
+    # Settings are columns of a sweep that has several values.
+    for name in _TAKEN.union(SETTINGS) & {*(custom.metrics or ())}:
         raise UserError(
             f"metrics: {name!r} is a name of the history or of a setting; use another"
         )

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from tsfl_jax import data, host_memory
+from tsfl_jax import data, host_memory, registry
 from tsfl_jax.components import section_of
-from tsfl_jax.config import Config, get, replace, seeds_of, validate, with_sections
+from tsfl_jax.config import SECTIONS, Config, get, renewed, replace, seeds_of, validate
 from tsfl_jax.data import client_test, in_memory, poison, skew
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
@@ -29,7 +29,6 @@ from tsfl_jax.prepare.privacy import Privacy, account
 from tsfl_jax.prepare.workload import Workload, draw_workload
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
-from tsfl_jax.rules.custom import rule_of_component
 from tsfl_jax.sections import LR_SCHEDULES
 from tsfl_jax.timeline import FRAMEWORKS, deliveries
 from tsfl_jax.types import (
@@ -120,6 +119,7 @@ def hparams_of(config: Config, rule: Aggregator) -> HParams:
         lr_schedule=_scalar([*LR_SCHEDULES].index(config.lr_schedule), np.int32),
         lr_decay=_scalar(config.lr_decay),
         lr_every=_scalar(config.lr_every),
+        lr_warmup=_scalar(config.lr_warmup),
         rule=_scalar(0, np.int32),
         constants=Constants(*(_scalar(v if v >= 0 else np.nan) for v in values)),
         settings=rule_settings.arrays(config, rule_settings.sections(config, rule)),
@@ -188,34 +188,55 @@ def _steps(times: Schedule, batch_size: int, iteration: str) -> Int[np.ndarray, 
     return times.tau.astype(np.int64) * steps
 
 
-def adopted(config: Config, custom: Custom) -> tuple[Config, Custom]:
-    """What was passed as aggregator= by its name, or as a section of the config.
+# What chooses the part that an argument gives; it gets a name in that table.
+NAMED = {
+    "aggregator": "algorithm",
+    "framework": "timeline.framework",
+    "uplink": "uplink.chain",
+    "lr_schedule": "lr_schedule",
+}
+
+
+def adopted(config: Any, **custom: Any) -> tuple[Config, Custom]:
+    """A validated config that names the user's own parts of `NAMED`, and the others.
 
     Args:
       config: all settings.
-      custom: with a rule of `AGGREGATORS`, which is named; a component, which becomes a
-        rule that reads the component's section; or a rule of other functions.
+      **custom: fields of `Custom`; of them `aggregator` may be a rule of `AGGREGATORS`,
+        a component, whose values become settings, or a rule of functions, which stays.
 
     Raises:
-      UserError: a setting that cannot work with this rule.
+      UserError: a setting that cannot work.
     """
-    for name, rule in AGGREGATORS.items():
-        if rule is custom.aggregator:
-            config = replace(config, {"algorithm": name})
-            validate(config)
-            return config, custom._replace(aggregator=None)
-    rule, values = custom.aggregator, []
-    if section_of(rule):
-        values, rule = [rule], rule_of_component(type(rule))
-    elif isinstance(rule, Aggregator):
-        values = [k() for k in rule.sections if not hasattr(config, section_of(k))]
-    elif rule is not None:
+    parts = Custom(**custom)
+    rule, named, values = parts.aggregator, {}, {}
+    rules = [name for name, one in AGGREGATORS.items() if one is rule]
+    if rules:
+        named["algorithm"], rule = rules[0], None
+    elif section := section_of(rule):
+        kind = rule if isinstance(rule, type) else type(rule)
+        named["algorithm"] = registry.named("algorithm", kind)
+        values[section], rule = {} if kind is rule else vars(rule), None
+    elif rule is not None and not isinstance(rule, Aggregator):
         raise UserError(
             f"aggregator={rule!r}: expected a tsfl_jax.Aggregator or a "
             "tsfl_jax.component; a rule of tsfl_jax is chosen by its name in "
             "config.algorithm"
         )
-    return with_sections(config, values), custom._replace(aggregator=rule)
+    elif rule is not None and {*map(section_of, rule.sections)} - SECTIONS:
+        named["algorithm"], rule = registry.named("algorithm", rule), None
+    for argument in ("framework", "lr_schedule"):
+        if (part := getattr(parts, argument)) is not None:
+            named[NAMED[argument]] = registry.named(NAMED[argument], part)
+    if parts.uplink is not None:
+        links = [registry.named("uplink.chain", link) for link in parts.uplink]
+        named["uplink.chain"] = ",".join(links)
+    config = replace(renewed(config), named)
+    for section, fields in values.items():
+        vars(getattr(config, section)).update(fields)
+    validate(config)
+    nothing = dict.fromkeys(("framework", "lr_schedule", "uplink"))
+    return config, parts._replace(aggregator=rule, **nothing)
 
 
 def accepted(config: Any, **custom: Any) -> tuple[Config, Custom]:
@@ -224,8 +245,7 @@ def accepted(config: Any, **custom: Any) -> tuple[Config, Custom]:
     Raises:
       UserError: a setting that cannot work, or that would be ignored.
     """
-    validate(config)
-    config, parts = adopted(config, Custom(**custom))
+    config, parts = adopted(config, **custom)
     rule_settings.check_read([config], parts)
     return config, parts
 

@@ -88,6 +88,7 @@ def account(
     check(config, rule, network.params)
     dp = package("dp_accounting", "privacy")
     from scipy import optimize  # takes a while to import
+
     rho, last = _weights(config, rule, workload, hparams), len(workload.places) - 1
     units, target = _units(config, workload, rho), config.noise.epsilon
     sampled = None if custom.sampler else _sampled(dp, config, workload, rho)
@@ -134,7 +135,8 @@ def _weights(
     def of_update(t: Any, columns: dict[str, Any]) -> Any:
         columns |= {"key": jax.random.fold_in(key, t), "interval": t}
         info = RoundInfo(constants=hparams.constants, **columns)
-        return decide((rule,), info, optimizers.in_interval(hparams, t)).rho
+        now = optimizers.in_interval(hparams, t, optimizers.lr_factors())
+        return decide((rule,), info, now).rho
 
     columns = {"client": times.client, "tau": tau, "size": times.size, "steps": steps}
     columns |= {"lag": delivery.lag, "group": delivery.group, "share": times.share}

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 Style = dict[str, Any]  # keyword arguments of a line: color, linestyle, marker, …
 
 _RC_FILE = pathlib.Path(__file__).with_name("figures.mplstyle")
-_RULES = {name: rule.label or name for name, rule in AGGREGATORS.items()}
-_FRAMEWORKS = {name: framework.label or name for name, framework in FRAMEWORKS.items()}
-# Of rules, frameworks, and frameworks with a rule, "tsfl_dms", in figures and tables;
-# others are shown as they are.
-NAMES = {
-    f"{name}_{rule}": f"{framework}, {label}"
-    for name, framework in _FRAMEWORKS.items()
-    for rule, label in _RULES.items()
-}
-NAMES |= _FRAMEWORKS | _RULES
 # The colors of Okabe and Ito, distinct for color-blind readers.
 _COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
@@ -60,19 +50,21 @@ def style_at(index: int) -> Style:
     return line_style(color, _DASHES[dashes % len(_DASHES)], marker)
 
 
-# Rules keep their looks in all figures.
-_PLACES = {rule: place for place, rule in enumerate(AGGREGATORS)}
+def _places() -> dict[str, int]:
+    """Rules keep their looks in all figures."""
+    return {rule: place for place, rule in enumerate(AGGREGATORS)}
 
 
 def style_of(label: str, index: int) -> Style:
     """The style of a rule; other labels have that of the index."""
-    return style_at(_PLACES.get(label, index))
+    return style_at(_places().get(label, index))
 
 
 def styles_of(labels: Sequence[str]) -> list[Style]:
     """A style for each line; rules keep theirs where all lines are rules."""
     names = [label.removeprefix("algorithm=") for label in labels]
-    places = _PLACES if _PLACES.keys() >= {*names} else {}
+    places = _places()
+    places = places if places.keys() >= {*names} else {}
     return [style_at(places.get(name, i)) for i, name in enumerate(names)]
 
 
@@ -192,8 +184,13 @@ def legend_below(
 
 
 def name_of(label: str) -> str:
-    """The written name of a rule or framework; other labels as they are."""
-    return NAMES.get(label, escape(label))
+    """The written name of a rule, a framework, or both, "tsfl_dms"; others as is."""
+    frameworks = {name: row.label or name for name, row in FRAMEWORKS.items()}
+    rules = {name: row.label or name for name, row in AGGREGATORS.items()}
+    first, _, rest = label.partition("_")
+    if first in frameworks and rest in rules:
+        return f"{frameworks[first]}, {rules[rest]}"
+    return (frameworks | rules).get(label, escape(label))
 
 
 def title(text: str) -> str:

@@ -42,6 +42,9 @@ def simulate(
     client_step: Callable[..., Any] | None = None,
     partition: Any = None,
     sampler: Callable[..., Any] | None = None,
+    framework: Any = None,
+    uplink: Sequence[Any] | None = None,
+    lr_schedule: Callable[..., Any] | None = None,
     params: Params | None = None,
     workdir: str | pathlib.Path | None = None,
     writers: Sequence[reporting.Choice] = (),
@@ -62,6 +65,9 @@ def simulate(
       client_step: `Step` → `Stepped`, instead of a step of the optimizer.
       partition: N lists of indices into the training samples, instead of a drawn split.
       sampler: `timeline.cohort.Draw` → ids of the clients that are asked.
+      framework: a `timeline.Framework` or its function, instead of that of the config.
+      uplink: links that updates pass in this order, instead of ``uplink.chain``.
+      lr_schedule: update t → η_t / ``config.lr``, such as an optax schedule.
       params: Flax variables to start from, such as `Result.params`.
       workdir: where to write files and checkpoints; None: nowhere.
       writers: names of --writer, `Writer`s, or functions of each interval's record.
@@ -77,6 +83,7 @@ def simulate(
     custom = {"model": model, "dataset": dataset, "optimizer": optimizer, "loss": loss}
     custom |= {"aggregator": aggregator, "metrics": metrics, "augment": augment}
     custom |= {"client_step": client_step, "partition": partition, "sampler": sampler}
+    custom |= {"framework": framework, "uplink": uplink, "lr_schedule": lr_schedule}
     exp = runner.build(config, params=params, **custom)
     return runner.run(exp, workdir, sys.stderr if verbose else None, writers=writers)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tsfl_jax.components import Settings
 from tsfl_jax.config import SETTINGS, Config, replace, suggestion, validate, value
 from tsfl_jax.types import UserError, one_line
 
@@ -20,11 +19,11 @@ _DIGITS = 8  # of a computed value: 0.3, not 0.30000000000000004
 _SPACED = re.compile(r"(lin|log)\((.*)\)")
 
 
-def kind_of(name: str, argument: str, settings: Settings = SETTINGS) -> type:
+def kind_of(name: str, argument: str) -> type:
     """The type of a setting; UserError for an unknown one."""
-    if name not in settings:
+    if name not in SETTINGS:
         raise UserError(f"{argument}: there is no such setting{suggestion(name)}")
-    return settings[name][0]
+    return SETTINGS[name][0]
 
 
 def values(text: str, kind: type, argument: str) -> list:
@@ -148,15 +147,13 @@ def read_points(path: str) -> Points:
     return points(listed)
 
 
-def check(
-    axes: Mapping[str, Any], flag: str = "", settings: Settings = SETTINGS
-) -> dict[str, list]:
+def check(axes: Mapping[str, Any], flag: str = "") -> dict[str, list]:
     """Convert axes to lists of plain values; UserError for what cannot be swept."""
     checked = {}
     for name, axis in axes.items():
         text = flag or f"sweep {name}"
-        kind = kind_of(name, text, settings)
-        if not settings[name][1].swept:
+        kind = kind_of(name, text)
+        if not SETTINGS[name][1].swept:
             raise UserError(
                 f"{text}: all runs of a sweep share it; set --config.{name}"
             )
@@ -181,9 +178,7 @@ def _plain(number: Any, kind: type) -> Any:
     return tuple(number) if kind is tuple and isinstance(number, list) else number
 
 
-def points(
-    swept: Mapping[str, Sequence] | Sequence[Mapping], settings: Settings = SETTINGS
-) -> Points:
+def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> Points:
     """Make the sweep points: the product of axes, or the points of a list.
 
     The points of a list may name different settings, as a setting that only one rule
@@ -193,7 +188,7 @@ def points(
       {setting: value} of every run; of a product, the last axis is the fastest.
     """
     if isinstance(swept, Mapping):
-        axes = check(swept, settings=settings)
+        axes = check(swept)
         if math.prod(map(len, axes.values())) > MOST_RUNS:
             raise UserError(f"sweep {', '.join(axes)}: more than {MOST_RUNS:,} runs")
         product = itertools.product(*axes.values())
@@ -205,8 +200,7 @@ def points(
             if not isinstance(point, Mapping):
                 raise UserError(f"sweep: expected settings as a dict, got {point!r}")
         singles = ({n: [v] for n, v in point.items()} for point in listed)
-        checked = (check(axes, settings=settings) for axes in singles)
-        listed = [{n: v for n, (v,) in axes.items()} for axes in checked]
+        listed = [{n: v for n, (v,) in axes.items()} for axes in map(check, singles)]
     if not listed:
         raise UserError("sweep: no points; expected for example {'seed': range(5)}")
     return listed

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import data
-from tsfl_jax.components import section_of
-from tsfl_jax.config import WITHOUT_EFFECT, Config, flat
+from tsfl_jax.config import SETTINGS, flat, own_parts
 from tsfl_jax.prepare import rule_settings
 from tsfl_jax.prepare.prepare import Prepared
 from tsfl_jax.run import costs
@@ -62,7 +61,7 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
 def custom_values(prepared: Prepared) -> dict[str, str]:
     """What files say of parts given from Python: ``{"custom loss": digest}``.
 
-    And the rule's name as the algorithm: its component's section, else "custom".
+    And "custom" as the algorithm, of a rule that has no name.
     Metrics are left out: they change no result.
     """
     custom, digests = prepared.custom._asdict(), prepared.fingerprints
@@ -75,10 +74,8 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
     if "first parameters" in digests and not prepared.config.model.params:
         parts["params"] = digests["first parameters"]
     values = {f"custom {name}": digest for name, digest in parts.items()}
-    if (rule := prepared.custom.aggregator) is not None:
-        sections = (section_of(kind) for kind in rule.sections)
-        names = [name for name in sections if not hasattr(Config(), name)]
-        values["algorithm"] = "+".join(names) or "custom"
+    if prepared.custom.aggregator is not None:
+        values["algorithm"] = "custom"
     return values
 
 
@@ -112,9 +109,12 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     custom = prepared.custom._asdict()
     for name in ("dataset", "partition", "sampler", "params"):
         del custom[name]  # among the fingerprints
-    described = {f"own {name}": text for name, text in _described(custom).items()}
     config = prepared.config
-    without = WITHOUT_EFFECT.union(rule_settings.unread(config, prepared.custom))
+    own = _described(custom) | _described(own_parts(config))
+    described = {f"own {name}": text for name, text in own.items()}
+    # Data is compared by its fingerprint.
+    without = {name for name, (_, s) in SETTINGS.items() if not s.effect}
+    without |= rule_settings.unread(config, prepared.custom).keys()
     settings = {n: v for n, v in values_of(prepared).items() if n not in without}
     options = {name: getattr(jax.config, name) for name in _JAX}
     changed = {n: str(v) for n, v in options.items() if v != _JAX[n]}

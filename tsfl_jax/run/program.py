@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tsfl_jax import components, data, rng
-from tsfl_jax.config import seeds_of
+from tsfl_jax.config import own_parts, seeds_of
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
@@ -228,6 +228,7 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     # A user's function is traced anew: what it reads from around may have changed.
     traced = any_member.custom._replace(partition=None, sampler=None)
     is_ours = all(part is None or part == {} for part in traced)
+    is_ours = is_ours and not any(own_parts(p.config) for p in members)
     make = _lanes_run if is_ours else _lanes_run.__wrapped__
     run = make(parts, mesh, side_by_side)
     chunk = min(map(chunk_of, members))
@@ -307,7 +308,7 @@ _MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {
     "passes": max,
     "longest": max,
     "even": all,
-    "lr_varies": any,
+    "lr_factors": max,  # all, or none where η is constant in all runs
 }
 
 
@@ -317,6 +318,7 @@ def spec_of(prepared: Prepared) -> ProgramSpec:
     # A mini-batch has no more rows than the largest client holds samples.
     batch_size = min(config.batch_size, int(prepared.partition.capacity.max()))
     iteration, longest = config.schedule.iteration, int(prepared.steps.max())
+    varies = config.lr_schedule != "constant" or config.lr_warmup > 0
     waves, estimated = prepared.waves, initial_estimates.when(prepared) == "interval"
     return ProgramSpec(
         batch_size=batch_size,
@@ -330,7 +332,7 @@ def spec_of(prepared: Prepared) -> ProgramSpec:
         and waves == 1
         and bool((prepared.steps == longest).all()),
         proximal=optimizers.terms_of(prepared.hparams).mu,
-        lr_varies=config.lr_schedule != "constant",
+        lr_factors=optimizers.lr_factors() if varies else (),
         estimates=Estimates(
             constants=(estimated,),
             gradients=(prepared.rule.mixing.uses_gradients or config.measure_clients,),

@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
+import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from tsfl_jax.config import Config, flat, replace, settings_of
-from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax import registry
+from tsfl_jax.config import Config, flat, own_parts, replace
 from tsfl_jax.prepare.prepare import adopted
 from tsfl_jax.report import files, progress
 from tsfl_jax.run import grid, lanes, sweeps
@@ -149,6 +150,8 @@ _Task = tuple[dict[str, Any], grid.Points, dict[str, Any]]
 def _work(task: _Task, shard: tuple[int, int] | None) -> sweeps.SweepResult | None:
     """What a worker does: one shard; None: the tables."""
     settings, points, options = task
+    for source in options.pop("components"):
+        registry.load(source)
     config = replace(Config(), settings)
     if shard:
         return run(config, points, shard, **options)
@@ -187,9 +190,9 @@ def run_on_ray(
     if not workdir:
         raise UserError("ray: needs a workdir, a folder that all workers see")
     folder = files.folder_of(workdir).absolute()
-    named_config, parts = adopted(config, Custom(**custom))
-    points = grid.points(swept, settings_of(type(named_config)))
-    if type(named_config) is type(config):  # a rule of the package goes by its name
+    named_config, parts = adopted(config, **custom)
+    points = grid.points(swept)
+    if not own_parts(named_config):  # a rule of the package goes by its name
         config, custom = named_config, parts._asdict()
     with _cluster(address) as ray:
         resources, devices = ray.cluster_resources(), max(1, config.devices)
@@ -204,6 +207,7 @@ def run_on_ray(
         work = ray.remote(max_retries=RETRIES, max_calls=1, **resource)(_work)
         with user_code("--ray: a part cannot be sent", "expected what can be pickled"):
             options = {"workdir": folder, "runs_per_call": runs_per_call, **custom}
+            options["components"] = [*map(os.path.abspath, registry.sources)]
             task = ray.put((settings, points, options))
         progress.log(stream, f"{count} Ray workers with {devices} {kind}s each")
         ids = [(index, count) for index in range(count)]

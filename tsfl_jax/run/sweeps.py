@@ -20,11 +20,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tsfl_jax import command, host_memory
-from tsfl_jax.config import Config, settings_of, validate
+from tsfl_jax.config import Config
 from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.backend import start_jax
-from tsfl_jax.prepare.custom_hooks import Custom
-from tsfl_jax.prepare.prepare import Prepared, adopted, drawn_bytes, prepare_all
+from tsfl_jax.prepare.prepare import (
+    NAMED,
+    Prepared,
+    adopted,
+    drawn_bytes,
+    prepare_all,
+)
 from tsfl_jax.report import bands, files, progress, table
 from tsfl_jax.run import calls, checkpoint, grid, lanes, memory
 from tsfl_jax.run import summary as summaries
@@ -148,15 +153,15 @@ def make(
       stream: gets the progress; None: no one.
       **custom: fields of `custom_hooks.Custom`.
     """
-    validate(config)
-    config, parts = adopted(config, Custom(**custom))
-    points = grid.points(swept, settings_of(type(config)))
+    config, parts = adopted(config, **custom)
+    points = grid.points(swept)
     names = grid.names_of(points)
-    if custom.get("aggregator") and "algorithm" in names:
-        raise UserError(
-            "--sweep algorithm: would be ignored with aggregator=, the rule of all "
-            "runs; leave one of them out"
-        )
+    for argument, by in NAMED.items():
+        if custom.get(argument) is not None and by in names:
+            raise UserError(
+                f"--sweep {by}: would be ignored with {argument}=, which is that of "
+                "all runs; leave one of them out"
+            )
     configs = [grid.changed(config, values) for values in points]
     folder = None if workdir is None else files.folder_of(workdir)
     mesh = start_jax(config)  # before anything else uses JAX

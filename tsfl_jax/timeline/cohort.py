@@ -106,12 +106,12 @@ def poisson(draw: Draw) -> Ids:
     return draw.rng.choice(draw.candidates, number, replace=False)
 
 
+def _share_of_all(draw: Draw, ids: Ids) -> Float[np.ndarray, " K"]:
+    return np.full(len(ids), draw.size / draw.candidates)
+
+
 SAMPLERS = {
-    "uniform": Sampler(
-        uniform,
-        lambda draw, ids: np.full(len(ids), draw.size / draw.candidates),
-        around=True,
-    ),
+    "uniform": Sampler(uniform, _share_of_all, around=True),
     "by_size": Sampler(
         by_size,
         lambda draw, ids: (
@@ -127,16 +127,15 @@ SAMPLERS = {
         tifl.from_tier,
         reads=("cohort.tiers", "cohort.tier_chances", "cohort.tier_credits"),
     ),
-}
-# Of candidates, of whom the cohort is chosen while training.
-CHOOSING = {
     "power_of_choice": Sampler(by_size_once, reads=("cohort.candidates",)),
     "oort": Sampler(
         uniform, reads=("cohort.candidates", "cohort.preferred", "cohort.penalty")
     ),
+    "poisson": Sampler(poisson, _share_of_all),
 }
-# Cohorts whose size varies: only where there is no clock.
-VARYING = {"poisson": Sampler(poisson, SAMPLERS["uniform"].chance)}
+# Of candidates, of whom the cohort is chosen while training.
+CHOOSING = ("power_of_choice", "oort")
+VARYING = ("poisson",)  # cohorts whose size varies: only where there is no clock
 WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
 SKEWS = ("noise", "rotation", "label_noise")
 _ASKED = "size", ()  # what is read only where some are asked
@@ -147,12 +146,7 @@ class CohortConfig:
     """Which clients are asked in each interval or round."""
 
     size: int = setting(0, "K, clients asked at a time; 0: all", low=0)
-    sampler: str = setting(
-        "uniform",
-        "how they are drawn",
-        (*SAMPLERS, *CHOOSING, *VARYING),
-        used_by=_ASKED,
-    )
+    sampler: str = setting("uniform", "how they are drawn", used_by=_ASKED)
     candidates: int = setting(
         0, "d, of whom K are chosen while training; 0: all clients", low=0
     )
@@ -287,14 +281,14 @@ def make_cohorts(
                 f"--config.cohort.{name}={value}: expected {low} to "
                 f"--config.num_clients={N}"
             )
-    sampler = (SAMPLERS | CHOOSING | VARYING)[settings.sampler]
+    sampler = SAMPLERS[settings.sampler]
     if custom is not None:
         if settings.choice is not None:
             raise UserError(
                 f"sampler=: cannot go with --config.cohort.sampler={settings.sampler}; "
                 "leave out one"
             )
-        sampler = Sampler(functools.partial(_custom_draw, custom))
+        sampler = own_sampler(custom)
     windows = [
         (i, ticks.of(a), _NEVER if b == math.inf else ticks.of(b))
         for i, windows in crowd.windows.items()
@@ -313,6 +307,11 @@ def make_cohorts(
         iterations=iterations,
     )
     return with_tiers(cohorts, [None])
+
+
+def own_sampler(draw: Callable[[Draw], Any]) -> Sampler:
+    """A sampler of a user's function, whose ids are checked."""
+    return Sampler(functools.partial(_custom_draw, draw))
 
 
 def _custom_draw(custom: Callable[[Draw], Any], draw: Draw) -> Ids:

@@ -7,11 +7,13 @@ from tsfl_jax.types import UserError, parts_of
 from tsfl_jax.uplink import attack, clip, local_layers, noise, quantize, sparse
 from tsfl_jax.uplink.link import Uplink
 
+# Those that their settings choose; first, since attackers choose what they send.
+_BY_SETTINGS = (
+    *(attack.ATTACK, attack.COLLUSION),
+    *(local_layers.LOCAL, local_layers.PERIODIC),
+)
+# Those that `uplink.chain` may name.
 UPLINKS: dict[str, Uplink] = {
-    "attack": attack.ATTACK,  # first: attackers choose what they send
-    "collusion": attack.COLLUSION,
-    "local_layers": local_layers.LOCAL,
-    "periodic_layers": local_layers.PERIODIC,
     "topk": sparse.TOPK,
     "randk": sparse.RANDK,
     "quantize": quantize.QUANTIZE,
@@ -19,12 +21,6 @@ UPLINKS: dict[str, Uplink] = {
     "model_download": quantize.MODEL_DOWNLOAD,
     "clip": clip.CLIP,
     "noise": noise.NOISE,
-}
-# Those that `uplink.chain` may name, as rows of a table of components.
-PARTS = {
-    name: Part(sections=tuple(filter(None, [link.section])))
-    for name, link in UPLINKS.items()
-    if link.applies is None
 }
 
 
@@ -40,7 +36,7 @@ class UplinkConfig:
         """Refuse an unknown link, and a vector of which parts are sent at times."""
         del rule
         for name in parts_of(self.chain):
-            check_name("--config.uplink.chain", name, PARTS)
+            check_name("--config.uplink.chain", name, UPLINKS)
             compresses = hasattr(UPLINKS[name].section, "feedback")
             if compresses and config.model.local_period:
                 raise UserError(
@@ -51,8 +47,8 @@ class UplinkConfig:
 
 def part_of(text: str) -> Part:
     """What the links of `uplink.chain` read, together."""
-    parts = [PARTS[name] for name in parts_of(text) if name in PARTS]
-    return Part(sections=tuple(kind for part in parts for kind in part.sections))
+    named = (UPLINKS[name] for name in parts_of(text) if name in UPLINKS)
+    return Part(sections=tuple(kind for link in named for kind in link.sections))
 
 
 def chain_of(sections: Any) -> tuple[Uplink, ...]:
@@ -62,8 +58,8 @@ def chain_of(sections: Any) -> tuple[Uplink, ...]:
     """
     chosen = [
         link
-        for link in UPLINKS.values()
+        for link in _BY_SETTINGS
         if link.applies and link.applies(getattr(sections, section_of(link.section)))
     ]
-    named = (name for name in parts_of(sections.uplink.chain) if name in PARTS)
+    named = (name for name in parts_of(sections.uplink.chain) if name in UPLINKS)
     return (*chosen, *(UPLINKS[name] for name in named))  # `check` refuses others

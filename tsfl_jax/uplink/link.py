@@ -99,3 +99,9 @@ class Uplink(NamedTuple):
     keeps_variables: bool = False
     # Whether these are never sent, so that a client's model is tested, not the global.
     is_personal: bool = False
+    reads: tuple[str, ...] = ()  # as in `components.Part`
+
+    @property
+    def sections(self) -> tuple[type, ...]:
+        """As in `components.Part`."""
+        return (self.section,) if self.section else ()

@@ -52,6 +52,7 @@ if os.environ.get("CHECK_ANNOTATIONS"):
     jaxtyping.install_import_hook(CHECKED, "tests.checked.checked")
 
 from tests import launches  # noqa: E402
+from tsfl_jax import config  # noqa: E402
 from tsfl_jax.engine import devices  # noqa: E402
 
 # Nearly all the time of the suite goes to XLA compiling small programs that run for
@@ -137,3 +138,14 @@ def few_programs_in_memory():
     if _mapped() > 25_000:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _tables_without_components_of_a_test():
+    """What a test registers ends with it."""
+    yield
+    names = [(by, name) for by, parts in config.OWN.items() for name in parts]
+    for by, name in names:
+        del config.OWN[by][name], (config.TABLES | config.LISTS)[by][name]
+    if names:
+        config.assemble()

@@ -114,7 +114,27 @@ def check_attacks(variables, out):
     assert out.startswith("fedavg [")
 
 
+def check_extend(variables, out):
+    """Numbers of each block, and that the user's own parts were in it."""
+    if "pairs" in variables:
+        assert 0 < float(out) <= 1
+    elif "Power" in variables:
+        assert out == "[0.5, 0.5, 1.0, 1.0]\n"
+    elif "chain" in variables:
+        (_, whole, _), (_, part, _) = (line.split() for line in out.splitlines())
+        assert int(part) < 0.25 * int(whole)
+    else:
+        assert variables["result"].summary["algorithm"] == "custom"
+
+
+def components_of(page):
+    """The file of a page's command lines: what is registered there."""
+    block = next(b for b in blocks(page, "python") if "register(" in b)
+    return block[: block.index("config =")]
+
+
 CHECKS = {
+    "extend.md": check_extend,
     "follow.md": check_follow,
     "tune.md": check_tune,
     "compression.md": check_compression,
@@ -142,7 +162,11 @@ def refused(command):
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("line", COMMANDS)
-def test_flags_of_command_lines_exist(line, monkeypatch):
+def test_flags_of_command_lines_exist(line, monkeypatch, tmp_path):
+    if "--components=mine.py" in line:
+        monkeypatch.chdir(tmp_path)
+        pathlib.Path("mine.py").write_text(components_of("extend.md"))
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
     line = re.sub(r"\$\w+", "1", line)
     line = re.sub(r"(--idx|--data_dir) \w+", r"\1 .", line)  # folders that exist
     words = shlex.split(line, comments=True)
@@ -179,6 +203,8 @@ def test_epsilon_of_the_tutorial_is_reproduced():
 @pytest.mark.parametrize("page", PAGES)
 def test_settings_that_a_page_names_exist(page):
     text = examples.text(f"howto/{page}")
+    if "--components=mine.py" in text:
+        exec(components_of(page), {})
     for name in re.findall(r"--config\.([a-z_]+(?:\.[a-z_]+)*)", text):
         assert name in SETTINGS or any(n.startswith(f"{name}.") for n in SETTINGS), name
 

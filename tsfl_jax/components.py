@@ -12,7 +12,6 @@ A component may have these methods, called on the host before a run:
   notes(config, rule, schedule)  what a user should know of this run
 """
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -166,15 +165,17 @@ def check_function(where: str, function: Any, arguments: Sequence[Any]) -> None:
       UserError: it takes others.
     """
     names = [getattr(kind, "__name__", str(kind)) for kind in arguments]
-    with contextlib.suppress(ValueError):  # of C, without a signature
+    try:
         signature = inspect.signature(function)
-        try:
-            signature.bind(*names)
-        except TypeError:
-            raise UserError(
-                f"{where} takes {signature}; expected a function of {len(names)} "
-                f"arguments: {', '.join(names)}"
-            ) from None
+    except ValueError:  # of C
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        raise UserError(
+            f"{where} takes {signature}; expected a function of {len(names)} "
+            f"arguments: {', '.join(names)}"
+        ) from None
 
 
 def listed(names: Sequence[str]) -> str:

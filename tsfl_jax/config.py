@@ -157,10 +157,19 @@ def extend(by: str, name: str, part: Any) -> None:
     Raises:
       UserError: the name is one of the package's.
     """
-    table, own = (TABLES | LISTS)[by], OWN[by]
-    if name in table and name not in own:
+    if is_taken(by, name):
         raise UserError(f"{name}: {by} has one of that name; choose another")
-    table[name] = own[name] = part
+    (TABLES | LISTS)[by][name] = OWN[by][name] = part
+    assemble()
+
+
+def is_taken(by: str, name: str) -> bool:
+    """Whether a table has a part of the package's own under that name."""
+    return name in (TABLES | LISTS)[by] and name not in OWN[by]
+
+
+def assemble() -> None:
+    """Make `Config`, `SETTINGS` and `READERS` of what is in the tables now."""
     Config.__bases__ = (_base(),)
     SETTINGS.clear()
     SETTINGS.update(_settings())

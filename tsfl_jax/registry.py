@@ -5,11 +5,13 @@ are those of `Config`, flags and sweeps, and reports and `explain` know it.
 """
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import pathlib
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tsfl_jax.components import Part, check_arguments, check_name, section_of
-from tsfl_jax.config import SECTIONS, extend
+from tsfl_jax.config import SECTIONS, extend, is_taken
 from tsfl_jax.data import builtin, partition
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.custom import rule, rule_of_component
@@ -102,11 +104,35 @@ def register(by: str, name: str, part: Any) -> None:
                 f"{table.takes}, got {part!r}"
             )
         part = table.make(part)
-    for functions in (part, *(f for f in part if hasattr(f, "_fields"))):
-        check_arguments(where, functions)
+    part = _guarded(f"{by}={name}", part)
     if table.reads:
         part = part._replace(reads=tuple(dict.fromkeys((*table.reads, *part.reads))))
     extend(by, name, part)
+
+
+def _guarded(where: str, row: Any) -> Any:
+    """The row with functions that were checked and whose errors are one line."""
+    check_arguments(where, row)
+    fields = {}
+    for name, value in row._asdict().items():
+        if hasattr(value, "_fields"):
+            fields[name] = _guarded(where, value)
+        elif isinstance(value, types.FunctionType) and not _is_ours(value):
+            fields[name] = _in_one_line(f"{where}: {name} fails", value)
+    return row._replace(**fields)
+
+
+def _is_ours(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").startswith("tsfl_jax.")
+
+
+def _in_one_line(failure: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with user_code(failure, "mend the component"):
+            return function(*arguments, **named)
+
+    return call
 
 
 def named(by: str, part: Any) -> str:
@@ -118,6 +144,7 @@ def named(by: str, part: Any) -> str:
     section = "_".join(n for n in map(section_of, kinds) if n and n not in SECTIONS)
     first = part[0] if isinstance(part, tuple) else part
     name = section or getattr(first, "__name__", "").strip("<>") or "own"
+    name = f"own_{name}" if is_taken(by, name) else name
     register(by, name, part)
     return name
 

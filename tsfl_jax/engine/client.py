@@ -67,6 +67,7 @@ class Start(NamedTuple):
     variables: Params  # the global model it downloaded
     key: PRNGKey  # of its random streams
     gradient_correction: Params | None = None  # added to each gradient (SCAFFOLD)
+    client: Int[Array, ""] | int = 0  # its id
 
 
 class LocalResult(NamedTuple):
@@ -242,7 +243,8 @@ def _step(
     if parts.hooks.client_step:
         key = jax.random.fold_in(rng.fold(start.key, "own step"), k)
         inputs = variables, carry.optimizer, batch.x, batch.y, batch.mask, key
-        step = Step(*inputs, start.variables, hparams, k, gradient, apply)
+        functions = gradient, apply
+        step = Step(*inputs, start.variables, hparams, k, start.client, *functions)
         with user_code("client_step fails", "expected a function of a Step -> Stepped"):
             stepped = Stepped(*parts.hooks.client_step(step))
     else:

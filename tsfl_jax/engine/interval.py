@@ -162,7 +162,7 @@ def client_training(interval: Interval, key: PRNGKey) -> Callable[..., mapping.T
         version = downloaded if links else state.params
         version = variables if is_own_start else version
         info = LinkInfo(rng.fold(start.key, "uplink"), number, version, model)
-        info = info._replace(frozen=parts.spec.frozen)
+        info = info._replace(client=client.id, frozen=parts.spec.frozen)
         if problem.attacker is not None:
             info = info._replace(is_attacker=problem.attacker[client.place])
         update, states = chain.send(links, states, info, hparams)
@@ -187,7 +187,8 @@ def start_of(interval: Interval, key: PRNGKey, client: local.Client) -> local.St
     if correction := rule.clients.gradient_correction:
         added = correction(state.server, broadcast, client.place)
     stream = jax.random.fold_in(key, client.task)
-    return local.Start(variables, jax.random.fold_in(stream, client.id), added)
+    key = jax.random.fold_in(stream, client.id)
+    return local.Start(variables, key, added, client.id)
 
 
 def broadcast_of(rule: Aggregator, server: Any) -> Params:

@@ -110,7 +110,8 @@ def without(
 
 _EXPECTED = (
     "expected an optax transformation, like optax.sgd(0.01), or a function that makes "
-    "one of HParams, like lambda h: optax.sgd(h.lr)"
+    "one of HParams, like lambda h: optax.sgd(h.lr); h.lr is traced, so that schedules "
+    "of optax cannot compare it: set lr_warmup, or lr_schedule= of simulate"
 )
 
 

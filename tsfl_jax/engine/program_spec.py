@@ -94,6 +94,7 @@ class Step(NamedTuple):
     start: Params  # the global model that the client downloaded
     hparams: HParams
     k: Int[Array, ""] | int  # mini-batch steps of this client in this interval so far
+    client: Int[Array, ""] | int  # id of this client, from 0
     gradient: Callable[[Params], BatchGradient]  # at params, on this mini-batch
     apply: Callable[[BatchGradient], Stepped]  # the optimizer's step
 

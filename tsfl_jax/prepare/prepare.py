@@ -229,7 +229,8 @@ def adopted(config: Any, **custom: Any) -> tuple[Config, Custom]:
         if (part := getattr(parts, argument)) is not None:
             named[NAMED[argument]] = registry.named(NAMED[argument], part)
     if parts.uplink is not None:
-        links = [registry.named("uplink.chain", link) for link in parts.uplink]
+        links = parts.uplink if isinstance(parts.uplink, list) else [parts.uplink]
+        links = [registry.named("uplink.chain", link) for link in links]
         named["uplink.chain"] = ",".join(links)
     config = replace(renewed(config), named)
     for section, fields in values.items():

@@ -43,7 +43,7 @@ def simulate(
     partition: Any = None,
     sampler: Callable[..., Any] | None = None,
     framework: Any = None,
-    uplink: Sequence[Any] | None = None,
+    uplink: Any = None,
     lr_schedule: Callable[..., Any] | None = None,
     params: Params | None = None,
     workdir: str | pathlib.Path | None = None,
@@ -66,7 +66,8 @@ def simulate(
       partition: N lists of indices into the training samples, instead of a drawn split.
       sampler: `timeline.cohort.Draw` → ids of the clients that are asked.
       framework: a `timeline.Framework` or its function, instead of that of the config.
-      uplink: links that updates pass in this order, instead of ``uplink.chain``.
+      uplink: an `Uplink`, or a list of links that updates pass in this order, instead
+        of ``uplink.chain``.
       lr_schedule: update t → η_t / ``config.lr``, such as an optax schedule.
       params: Flax variables to start from, such as `Result.params`.
       workdir: where to write files and checkpoints; None: nowhere.

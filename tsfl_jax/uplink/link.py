@@ -23,6 +23,7 @@ class LinkInfo(NamedTuple):
     interval: Int[Array, ""]  # t
     version: Params  # the variables that the update is measured against
     model: Params  # the client's variables after training
+    client: Int[Array, ""] | int = 0  # its id
     is_attacker: Bool[Array, ""] | bool = False
     # ‖update‖₂ of the parameters is at most that after the links before; inf: unknown.
     bound: Float[Array, ""] | float = math.inf

@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 ROOT = "types rng trees components sections host_memory command"
 FOLDERS = "timeline data models theory rules uplink"
 # Assembled from the tables of the folders above.
-BORDER = "config config_files"
+BORDER = "config config_files registry"
 LATER = "engine report prepare run"
 ORDER = f"{ROOT} {FOLDERS} {BORDER} {LATER} flower cli __main__".split()
 ENTRY_POINTS = {"__init__"}  # the public API

@@ -428,3 +428,52 @@ def test_arrays_of_another_shape_are_answered_in_one_line():
     for words, rule in rules.items():
         with pytest.raises(tsfl_jax.UserError, match=words):
             tsfl_jax.simulate(small(), aggregator=rule)
+
+
+@tsfl_jax.component("remembering")
+class Remembering:
+    """A rule whose state gets no settings, so that `init` cannot be a method."""
+
+    part: float = tsfl_jax.setting(0.5, "of the old mean", low=0, high=1)
+
+    def weights(self, info):
+        return info.size
+
+    def init(self, params, counts):
+        return params
+
+
+def lengthen(update, state, info):
+    return update, state
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"aggregator": Remembering()}, r"Remembering.init takes \(self, params, cou"),
+        ({"uplink": lengthen}, r"send takes \(update, state, info\); expected a func"),
+        ({"uplink": 3}, "uplink.chain.* expected a Uplink or a function"),
+        ({"framework": lambda: 1}, r"timeline.framework=\w+: simulate fails"),
+        ({"lr_schedule": lambda t: [t, t]}, "lr_schedule=.* it gives an array"),
+    ],
+)
+def test_components_of_other_arguments_are_answered_in_one_line(parts, words):
+    with pytest.raises(tsfl_jax.UserError, match=words):
+        tsfl_jax.simulate(small(), **parts)
+    with pytest.raises(tsfl_jax.UserError, match="has one of that name"):
+        tsfl_jax.register("timeline.framework", "sfl", lambda fleet: None)
+
+
+def test_a_schedule_of_ones_own_is_the_same_as_the_packages():
+    """η_t = η min(1, (t + 1)/W), by the setting and by a function."""
+    config = small()
+    config.lr_warmup = 4
+    warm = tsfl_jax.simulate(config).history["test_loss"]
+    config.lr_warmup = 0
+    rising = tsfl_jax.simulate(config, lr_schedule=lambda t: (t + 1) / 4)
+    np.testing.assert_array_equal(rising.history["test_loss"], warm)
+    factors = {"lr_schedule": ["constant", "fourths"]}
+    tsfl_jax.register("lr_schedule", "fourths", lambda t: (t + 1) / 4)
+    both = tsfl_jax.sweep(config, factors).history["test_loss"]
+    np.testing.assert_array_equal(both[1], warm)
+    assert (both[0] != both[1]).any()

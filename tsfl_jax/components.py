@@ -149,22 +149,29 @@ def check_arguments(where: str, row: Any) -> None:
     Raises:
       UserError: a function that takes others.
     """
-    for name, hint in type(row).__annotations__.items():
-        function = getattr(row, name)
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint]
-        firsts = [typing.get_args(kind)[:1] for kind in kinds]
-        arguments = next((first for (first,) in filter(None, firsts)), ...)
-        if callable(function) and isinstance(arguments, list):
+    for name, arguments in arguments_of(type(row)).items():
+        if function := getattr(row, name):
             check_function(f"{where}: {name}", function, arguments)
 
 
-def check_function(where: str, function: Any, arguments: Sequence[Any]) -> None:
-    """Check that a function takes so many arguments.
+def arguments_of(kind: type) -> dict[str, list[str]]:
+    """Types of the arguments of each function that is a field of a NamedTuple."""
+    named = {}
+    for name, hint in kind.__annotations__.items():
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint]
+        firsts = [typing.get_args(kind)[:1] for kind in kinds]
+        arguments = next((first for (first,) in filter(None, firsts)), ...)
+        if isinstance(arguments, list):
+            named[name] = [getattr(kind, "__name__", str(kind)) for kind in arguments]
+    return named
+
+
+def check_function(where: str, function: Any, names: Sequence[str]) -> None:
+    """Check that a function takes arguments of these types, by their number.
 
     Raises:
       UserError: it takes others.
     """
-    names = [getattr(kind, "__name__", str(kind)) for kind in arguments]
     try:
         signature = inspect.signature(function)
     except ValueError:  # of C

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Num
 
 from tsfl_jax import rng, trees, types
+from tsfl_jax.components import arguments_of, check_arguments, check_function
 from tsfl_jax.models.losses import all_finite
 from tsfl_jax.rules.apply import apply, check_weights, decide, mix_stacked, model_at
 from tsfl_jax.rules.base import (
@@ -100,6 +101,8 @@ def rule(
         part: kind(**{n: fields.pop(n) for n in kind._fields if n in fields})
         for part, kind in _PARTS.items()
     }
+    for part in parts.values():
+        check_arguments("rule(…)", part)
     return Aggregator(**parts, **fields)
 
 
@@ -113,7 +116,8 @@ def rule_of_component(kind: type) -> Aggregator:
     other fields, such as ``deltas = True``.
 
     Raises:
-      UserError: no method `weights`.
+      UserError: no method `weights`, or one of other arguments; those that get no
+        hyper-parameters, such as `init`, are static methods.
     """
     fields: dict[str, Any] = {"sections": (kind,)}
     fields |= {n: getattr(kind, n) for n in FIELDS if hasattr(kind, n)}
@@ -122,6 +126,13 @@ def rule_of_component(kind: type) -> Aggregator:
             f"aggregator={kind.__name__}(…): expected a component with a method "
             "weights(self, info)"
         )
+
+    methods = {"update", "combine", "from_updates"}
+    for row in _PARTS.values():
+        for name, arguments in arguments_of(row).items():
+            if name in fields and name != "weights":
+                names = ["self"] * (name in methods) + arguments
+                check_function(f"{kind.__name__}.{name}", fields[name], names)
 
     def of_settings(method: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *inputs: method(inputs[-1].of(kind), *inputs)
@@ -132,7 +143,7 @@ def rule_of_component(kind: type) -> Aggregator:
         bound = functools.partial(kind.weights, hparams.of(kind))
         return _with_hparams(bound)(info, hparams)
 
-    for name in {"update", "combine", "from_updates"} & fields.keys():
+    for name in methods & fields.keys():
         fields[name] = of_settings(fields[name])
     return rule(weights, **fields)
 

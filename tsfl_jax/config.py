@@ -261,6 +261,7 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
 
 def renewed(config: Config) -> Config:
     """A copy with the settings of parts that came into the tables since it was made."""
+    _check_kind(config)
     new = Config()
     for name, value in vars(copy.deepcopy(config)).items():
         if dataclasses.is_dataclass(value) and hasattr(new, name):
@@ -284,6 +285,11 @@ def suggestion(name: object) -> str:
         close = [n for n, (_, s) in SETTINGS.items() if words in s.help][:1] or close
     hints = [f"; did you mean {n!r} ({SETTINGS[n][1].help})?" for n in close]
     return "".join(hints)
+
+
+def _check_kind(config: Any) -> None:
+    if not isinstance(config, Config):
+        raise UserError(f"expected a tsfl_jax.Config, got {type(config).__name__}")
 
 
 def _check_types(config: Any, prefix: str = "") -> None:
@@ -346,8 +352,7 @@ def validate(config: Config) -> None:
     Raises:
       UserError: one line about the first setting that cannot work.
     """
-    if not isinstance(config, Config):
-        raise UserError(f"expected a tsfl_jax.Config, got {type(config).__name__}")
+    _check_kind(config)
     _check_types(config)
     for name in SETTINGS:
         components.check(SETTINGS, name, get(config, name))

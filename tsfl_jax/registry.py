@@ -140,7 +140,7 @@ def named(by: str, part: Any) -> str:
 
     That is the name of its settings or, without any, of its first function.
     """
-    kinds = getattr(part, "sections", (getattr(part, "section", part),))
+    kinds = (part,) if section_of(part) else getattr(part, "sections", ())
     section = "_".join(n for n in map(section_of, kinds) if n and n not in SECTIONS)
     first = part[0] if isinstance(part, tuple) else part
     name = section or getattr(first, "__name__", "").strip("<>") or "own"

@@ -129,7 +129,8 @@ def test_a_run_and_a_study_have_the_numbers_of_their_files(tmp_path):
     rows = run_folder(folder, **{"data.dir": ODD, "lr": 0.125})
     cells = [{"framework": ODD, "s to 90 %": "4.00 ± 0.10"}]
     files.write_table(tmp_path, "compare", cells, "digits")
-    (tmp_path / "compare.png").write_bytes(b"\x89PNG")
+    for image in (tmp_path / "compare.png", folder / "participation.png"):
+        image.write_bytes(b"\x89PNG")
     text = page.make_page([tmp_path], target=0.5)
     parsed = check_whole(text)
     row = parsed.table(0).loc[0]
@@ -146,7 +147,7 @@ def test_a_run_and_a_study_have_the_numbers_of_their_files(tmp_path):
     assert "a note of the run" in parsed.text and "--config.lr=0.125" in text
     assert text.count("<svg") == 3  # over seconds they would be the same
     assert "The run</summary>" in text and "All 1" not in text
-    assert sum(a.startswith("data:image/png") for a in parsed.addresses) == 1
+    assert sum(a.startswith("data:image/png") for a in parsed.addresses) == 2
 
 
 def test_seeds_are_one_line_and_settings_that_differ_are_shown(tmp_path):
@@ -345,13 +346,16 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
 
 def test_the_command_writes_one_file_and_the_same_one_again(tmp_path, capsys):
     for seed in (0, 1):
-        run_folder(tmp_path / f"a-seed{seed}", seed=seed)
+        rows = run_folder(tmp_path / f"a-seed{seed}", seed=seed)
     path = tmp_path / "a-seed1" / "summary.json"
     files.write_json(path, files.read_json(path) | {"final_test_loss": None})
+    rows[-1]["virtual_time"] += 1.0  # intervals that are not equally long
+    files.write_metrics(path.with_name("metrics.jsonl"), rows)
     page.main([str(tmp_path)])
     path = tmp_path / "report.html"
     assert capsys.readouterr().out.strip() == str(path)
     text = path.read_text()
+    assert text.count("<svg") == 5  # accuracy and loss over seconds, too
     # A loss that is no number was infinite, and is in the mean.
     assert check_whole(text).table(0)["final loss"][0] == "inf (1 of 2)"
     page.main([str(tmp_path), f"--out={tmp_path / 'b' / 'x.html'}"])

@@ -135,7 +135,7 @@ def latex(
     if caption:
         options |= {"caption": _escaped(caption), "position_float": "centering"}
         options |= {"label": label}
-    return f"% \\usepackage{{booktabs}}\n{look.to_latex(**options)}"
+    return look.to_latex(**options)
 
 
 def write(
@@ -174,5 +174,6 @@ def write(
     lost = sum(has_diverged(run.facts) for run in runs)
     head += f" Left out because they diverged: {lost}." if lost else ""
     tex = latex(text, caption=head, label=f"tab:{score}")
+    tex = f"% \\usepackage{{booktabs}}\n{tex}"
     files.write_table(folder, "table", text, head, csv=numbers, tex=tex)
     return f"{head}\n\n{files.markdown(text)}"

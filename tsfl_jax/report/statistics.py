@@ -63,9 +63,9 @@ def spread(
         interval has two digits, the mean as many decimals.
     """
     mean, half = confidence_interval(values)
-    if form.endswith("g") and half >= 1e-4:
-        decimals = max(0, 1 - math.floor(math.log10(half)))
-        form = f"{form.partition('.')[0]}.{decimals}f"
+    if form.endswith("g") and (half >= 1e-4 or 1e4 <= abs(mean) < np.inf):
+        decimals = 1 - math.floor(math.log10(half)) if half > 0 else 0
+        form = f"{form.partition('.')[0]}.{max(0, decimals)}f"
     text = f"{mean:{form}}"
     low, high = (f"{end:{form}}" for end in (min(values), max(values)))
     if len(values) == 2 and low != high:

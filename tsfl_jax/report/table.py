@@ -225,10 +225,11 @@ def column_of(name: str, target: float | None = None) -> Column:
     if name == TARGET:
         head = f"virtual time to {100 * (target or 0):g} %, s"
         return Column(head, form=".2f", is_time=True)
-    words, unit = name.replace("_", " "), _ATTRIBUTES.get(name, {"units": "1"})["units"]
+    words, unit = name.replace("_", " "), _ATTRIBUTES.get(name, {}).get("units")
     if "accuracy" in name and "gini" not in name:
         return COLUMNS.get(name, Column(f"{words}, %", 100, ".2f"))
-    return COLUMNS.get(name, Column(words + f", {unit}" * (unit != "1")))
+    is_shown = unit in ("s", "nat", "B", "J")  # else a count, or none
+    return COLUMNS.get(name, Column(words + f", {unit}" * is_shown))
 
 
 def summary(

@@ -181,9 +181,9 @@ class Column(NamedTuple):
 
     def cell(self, values: np.ndarray) -> str:
         """The mean with its interval; what follows from settings once if it agrees."""
-        known = np.unique(values[~np.isnan(values)])
-        once = not self.is_result and len(known) == 1
-        return spread_of_known(known if once else values, self.form, self.is_time)
+        distinct = np.unique(values[~np.isnan(values)])
+        once = not self.is_result and len(distinct) == 1
+        return spread_of_known(distinct if once else values, self.form, self.is_time)
 
 
 def _cost(head: str, scale: float = 1.0) -> Column:

@@ -225,7 +225,9 @@ def run_variant(
         a: {"algorithm": a} | (sized[a] if variant.by_size else {}) for a in algorithms
     }
     runs = study.run(config, points, seeds, workdir / cell)
-    seconds = runs.labelled(np.array([row["seconds"] for row in runs.result.rows]))
+    seconds = runs.labelled(
+        np.array([row["train_seconds"] for row in runs.result.rows])
+    )
     curves, best = 100 * runs.accuracy(), runs.best()
     of_mean = curves.mean("seed").max("interval")
     return {

@@ -194,7 +194,7 @@ def row_of(name: str, cell: Cell, split: str, given: argparse.Namespace) -> Row:
     runs = study.run(config, {lr: points[lr]}, given.seeds, **options)
     minutes = first.minutes()
     if given.seeds > 1:
-        minutes += sum(row["seconds"] for row in runs.result.rows[1:]) / 60
+        minutes += sum(row["train_seconds"] for row in runs.result.rows[1:]) / 60
     found = rounds_of(runs.accuracy(), network.target).values.ravel()
     reached, paper = found[np.isfinite(found)], getattr(cell, split)
     shown = spread(reached, ".1f") if reached.size else "–"

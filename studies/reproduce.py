@@ -81,7 +81,7 @@ def run_cell(
     best = np.nanmax(curves_of(runs, study.CLASSES), axis=-1)
     history = {name: runs[name].values for name in ("test_accuracy", "rho", "tau")}
     note = arguments.joined(note, diverged_note(result.history))
-    seconds = sum(row["seconds"] for row in result.rows)
+    seconds = sum(row["train_seconds"] for row in result.rows)
     return CellResult(cell, best, history, seconds, note)
 
 

@@ -77,7 +77,7 @@ class Runs(NamedTuple):
 
     def minutes(self) -> float:
         """Training time of all runs."""
-        return sum(row["seconds"] for row in self.result.rows) / 60
+        return sum(row["train_seconds"] for row in self.result.rows) / 60
 
 
 def run(

@@ -93,7 +93,7 @@ def same_sweep(folder, other) -> None:
     tables, runs = [], []
     for path in (folder, other):
         lines = (path / "results.jsonl").read_text().splitlines()
-        tables.append([json.loads(line) | {"seconds": 0} for line in lines])
+        tables.append([json.loads(line) | {"train_seconds": 0} for line in lines])
         runs.append({p.name: dict(np.load(p)) for p in (path / "lanes").iterdir()})
     assert tables[0] == tables[1] and len(tables[0]) > 1
     first, second = (path / "history.csv" for path in (folder, other))

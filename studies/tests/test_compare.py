@@ -58,8 +58,8 @@ def test_table_by_hand():
     first, second, third = compare.comparison_rows(results, 0.9)
     # Seeds 8 and 12: mean 10, s/√2 = 2, t(0.975, 1) = 12.706.
     assert first["s to 90 %"] == "10.00 (8.00 to 12.00)"
-    assert second["s to 90 %"] == "4.00" and second["speed-up"][:4] == "2.50"
-    assert third["s to 90 %"] == "never (1 of 2)" and third["speed-up"] == "–"
+    assert second["s to 90 %"] == "4.00 ± 0.00" and second["speed-up"][:4] == "2.50"
+    assert third["s to 90 %"] == "reached by 1 of 2" and third["speed-up"] == "–"
     assert [r["framework"] for r in (first, second)] == ["SFL", "T-SFL"]
 
 

@@ -129,23 +129,25 @@ def test_a_run_and_a_study_have_the_numbers_of_their_files(tmp_path):
     rows = run_folder(folder, **{"data.dir": ODD, "lr": 0.125})
     cells = [{"framework": ODD, "s to 90 %": "4.00 ± 0.10"}]
     files.write_table(tmp_path, "compare", cells, "digits")
-    (tmp_path / "compare.png").write_bytes(b"\x89PNG")
+    for image in (tmp_path / "compare.png", folder / "participation.png"):
+        image.write_bytes(b"\x89PNG")
     text = page.make_page([tmp_path], target=0.5)
     parsed = check_whole(text)
     row = parsed.table(0).loc[0]
     reached = next(r for r in rows if r["test_accuracy"] >= 0.5)
     assert row["group"] == "afl"
     assert row["final accuracy, %"] == f"{100 * rows[-1]['test_accuracy']:.2f}"
-    assert row["final loss"] == "0.1667" and row["MB moved"] == "2.345"
+    assert row["final loss"] == "0.1667" and row["moved, MB"] == "2.345"
     assert row["intervals"] == "12" and row["virtual time, s"] == "24"
-    assert row["s to 50 %"] == f"{reached['virtual_time']:.2f}"
+    assert row["virtual time to 50 %, s"] == f"{reached['virtual_time']:.2f}"
     assert parsed.tables[2][1] == [ODD, "4.00 ± 0.10"]
     settings = parsed.table(3).set_index("").value
     assert settings["data.dir"] == repr(ODD) and settings["lr"] == "0.125"
     assert "<b>&" not in text and "abc123" in text and "9.8.7" in text
     assert "a note of the run" in parsed.text and "--config.lr=0.125" in text
-    assert text.count("<svg") == 4
-    assert sum(a.startswith("data:image/png") for a in parsed.addresses) == 1
+    assert text.count("<svg") == 3  # over seconds they would be the same
+    assert "The run</summary>" in text and "All 1" not in text
+    assert sum(a.startswith("data:image/png") for a in parsed.addresses) == 2
 
 
 def test_seeds_are_one_line_and_settings_that_differ_are_shown(tmp_path):
@@ -185,12 +187,24 @@ def test_a_sweep_counts_what_diverged_and_takes_it_into_no_mean(tmp_path):
     assert parsed.text.count("tsfl sweep --sweep=lr=0.1") == 1
     # Of an unfinished sweep the finished runs are shown, and a damaged line is named.
     (tmp_path / "sweep" / "sweep.json").unlink()
+    curves = source.runs[1].curves
     (tmp_path / "sweep" / "history.csv").unlink()
+    lane = {n: curves[n].to_numpy() for n in ("virtual_time", "test_accuracy")}
+    (tmp_path / "sweep" / "lanes").mkdir()
+    files.write_arrays(
+        tmp_path / "sweep" / "lanes" / "x.npz", lane | {"tau": np.eye(5)}
+    )
+    rows[1]["file"] = "../lanes/x.npz"
+    files.write_metrics(tmp_path / "sweep" / "results.jsonl", rows)
     with open(tmp_path / "sweep" / "results.jsonl", "a") as file:
         file.write("{oops\n")
     missing = " ".join(collect.read_source(tmp_path / "sweep").missing)
-    assert "damaged lines" in missing and "history.csv" in missing
-    assert "the sweep has not finished; 4 runs have" in missing
+    assert "damaged lines" in missing
+    unfinished = [run.curves for run in collect.read_source(tmp_path / "sweep").runs]
+    assert [len(frame) for frame in unfinished] == [0, 5, 0, 0]
+    curves = curves[["interval", *lane]].reset_index(drop=True)
+    pd.testing.assert_frame_equal(unfinished[1], curves)
+    assert "the sweep has not finished; finished: 4" in missing
     text = check_whole(page.make_page([tmp_path / "sweep"])).text
     assert f"# {tmp_path / 'sweep'}, run 0: of a Python program" in text
 
@@ -221,8 +235,14 @@ def test_settings_of_a_custom_rule_are_groups(tmp_path, capsys):
     assert list(table["mean"]) == pytest.approx(means) and list(table.index) == names
     assert table.loc[names[1], "difference"] == pytest.approx(means[1] - means[0])
     # The same of an unfinished sweep, and the name of the rule in every file.
-    (folder / "sweep.json").unlink()
+    columns = ["interval", "virtual_time", "test_accuracy", "test_loss"]
+    whole = collect.read_source(folder).runs
+    for name in ("sweep.json", "history.csv"):
+        (folder / name).unlink()
     runs = collect.read_source(folder).runs
+    for run, before in zip(runs, whole, strict=True):
+        after = before.curves[columns].reset_index(drop=True)
+        pd.testing.assert_frame_equal(run.curves[columns], after)
     assert [run.name for run in runs] == [n for n in names for _ in "ab"]
     assert {run.settings["algorithm"] for run in runs} == {"ours"}
     assert {row["algorithm"] for row in result.rows} == {"ours"}
@@ -271,9 +291,10 @@ def test_what_is_damaged_is_named_and_left_out(tmp_path):
     (tmp_path / "cells" / "e" / "lanes").mkdir(parents=True)
     found = check_whole(page.make_page([tmp_path]))
     assert [row[0] for row in found.tables[0][1:]] == ["d"]
+    assert "a, seed 0, unfinished" in found.text  # a line in each figure
     for text in (
         f"{tmp_path / 'a'} has not finished: its summary.json is missing or damaged",
-        f"{tmp_path / 'b'} has not finished: its config.json is missing or damaged",
+        f"{tmp_path / 'b'}: its config.json is missing or damaged; left out",
         "line 13: not JSON",
         f"cannot use {tmp_path / 'cells' / 'e' / 'results.jsonl'}: No such file",
     ):
@@ -291,14 +312,14 @@ def test_only_regular_files_are_read(tmp_path):
     (folder / "small.png").write_bytes(b"\x89PNG")
     for name in ("good", "one"):
         files.write_table(folder, name, [{"a": 1}], "text")
-    (folder / "one.csv").unlink()
-    (folder / "one.csv").symlink_to(secret)
+    (folder / "one.md").unlink()
+    (folder / "one.md").symlink_to(secret)
     found = check_whole(page.make_page([folder]))
     assert [a for a in found.addresses if a.startswith("data:")] == [
         "data:image/png;base64,iVBORw=="
     ]
     assert "secret,text" not in found.text
-    for path in (*pictures, folder / "one.csv"):
+    for path in (*pictures, folder / "one.md"):
         assert f"{path}: expected a regular file, no link" in found.text
     (folder / "config.json").rename(tmp_path / "config.json")
     (folder / "config.json").symlink_to(tmp_path / "config.json")
@@ -311,7 +332,10 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
     for arguments, message in (
         ([tmp_path / "none"], "no run, sweep, comparison or study there"),
         ([tmp_path / "a", "--out=/dev/null/x/y.html"], "choose another --out"),
-        ([tmp_path / "a", "--table", "--score=algorithm"], "expected one of best_test"),
+        (
+            [tmp_path / "a", "--table", "--score=algorithm"],
+            "expected one of .*test_loss",
+        ),
         ([tmp_path / "a", "--target=90"], r"expected an accuracy in \(0, 1\]"),
     ):
         with pytest.raises(UserError, match=message) as error:
@@ -322,13 +346,16 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
 
 def test_the_command_writes_one_file_and_the_same_one_again(tmp_path, capsys):
     for seed in (0, 1):
-        run_folder(tmp_path / f"a-seed{seed}", seed=seed)
+        rows = run_folder(tmp_path / f"a-seed{seed}", seed=seed)
     path = tmp_path / "a-seed1" / "summary.json"
     files.write_json(path, files.read_json(path) | {"final_test_loss": None})
+    rows[-1]["virtual_time"] += 1.0  # intervals that are not equally long
+    files.write_metrics(path.with_name("metrics.jsonl"), rows)
     page.main([str(tmp_path)])
     path = tmp_path / "report.html"
     assert capsys.readouterr().out.strip() == str(path)
     text = path.read_text()
+    assert text.count("<svg") == 5  # accuracy and loss over seconds, too
     # A loss that is no number was infinite, and is in the mean.
     assert check_whole(text).table(0)["final loss"][0] == "inf (1 of 2)"
     page.main([str(tmp_path), f"--out={tmp_path / 'b' / 'x.html'}"])

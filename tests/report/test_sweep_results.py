@@ -45,7 +45,7 @@ def test_a_sweep_has_a_dimension_per_setting(sweep):
         assert dataset[name].dtype == values.dtype
     best = [row["best_test_accuracy"] for row in sweep.rows]
     np.testing.assert_array_equal(dataset["best_test_accuracy"].values.ravel(), best)
-    assert dataset["seconds"].attrs["units"] == "s"
+    assert dataset["train_seconds"].attrs["units"] == "s"
 
 
 def test_means_over_seeds_and_paired_differences_by_hand(sweep):
@@ -145,7 +145,7 @@ def test_the_same_point_twice_counts_once():
 def lane(rate, best, loss=1.0, **changes):
     """A row of a sweep over learning rates."""
     row = {"lr": rate, "best_test_accuracy": best, "final_test_accuracy": best}
-    row |= {"final_test_loss": loss, "diverged_at": None, "seconds": 1.0}
+    row |= {"final_test_loss": loss, "diverged_at": None, "train_seconds": 1.0}
     return row | {"data": "digits"} | changes
 
 

@@ -3,6 +3,7 @@
 Runs that differ only in their seed are one group.
 """
 
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ def write_sweep(
     """
     files.write_metrics(folder / "results.jsonl", rows)
     files.write_csv(folder / "results.csv", [files.plain(row) for row in rows])
-    head = f"# {title}\n\n{OVER_SEEDS.capitalize()}, of the runs that did not diverge."
+    head = f"# {title}\n\nCells are {OVER_SEEDS}, of the runs that did not diverge."
     text = f"{head}\n\n{files.markdown(groups_table(swept, rows))}"
     files.write_text(folder / "summary.md", text)
     if runs is None:
@@ -107,7 +108,8 @@ def bands(
     """
     percent = "%" in y
     best = _best(curves, percent)
-    figure, axes = plot_style.figure_of(3.2 + 0.1 * len(best))
+    lines = len(best) / plot_style.legend_columns([plot_style.name_of(n) for n in best])
+    figure, axes = plot_style.figure_of(3.2 + 0.17 * math.ceil(lines))
     for name, look in zip(best, plot_style.styles_of(best), strict=True):
         runs = (100 if percent else 1) * curves[name]
         values = (runs if len(best) <= _FEW else _mean(runs).to_frame()).to_numpy().T

@@ -1,6 +1,7 @@
-"""Read finished runs, sweeps and tables of studies from their files, for `page`.
+"""Read runs, sweeps and tables of studies from their files, for `page`.
 
-A run that has not finished, or has a damaged file, is left out, and a sentence says so.
+A run with a damaged file is left out, one that has not finished has curves only, and a
+sentence says so.
 """
 
 import contextlib
@@ -11,10 +12,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from tsfl_jax.config import SEEDS, SETTINGS, flat
-from tsfl_jax.report import files, table
+from tsfl_jax.report import files, statistics, table
 from tsfl_jax.types import UserError, user_code
 
 _SAME = ("versions", "device", "backend", "processor", "command")  # of a sweep
@@ -23,13 +25,14 @@ _FILES = ("config.json", "metrics.jsonl", "results.jsonl", "lanes")  # of runs, 
 
 
 class Run(NamedTuple):
-    """A finished run, alone or of a sweep."""
+    """A run, alone or a finished one of a sweep."""
 
     name: str  # without the seed
     place: str  # where its files are
     settings: dict[str, Any]  # flat, plain values
     facts: dict[str, Any]  # results and provenance, as in summary.json
     curves: pd.DataFrame  # a row per interval, columns as in metrics.jsonl
+    is_finished: bool = True
 
 
 class Table(NamedTuple):
@@ -53,8 +56,10 @@ class Source(NamedTuple):
 def read_source(path: str | pathlib.Path) -> Source:
     """Read the runs, sweeps and tables in a folder and below it.
 
+    Images are those of the folder, and of the only run below it.
+
     Raises:
-      UserError: there is no such folder, or nothing in it has finished.
+      UserError: there is no such folder, or no run and no table in it can be read.
     """
     folder = files.folder_of(path)
     source = Source(folder, [], [], [], [])
@@ -66,15 +71,16 @@ def read_source(path: str | pathlib.Path) -> Source:
         is_run = any((place / n).exists() for n in ("metrics.jsonl", "config.json"))
         with _noted(source.missing):
             (_read_run if is_run else _read_sweep)(place, name, source)
-    for csv in sorted(folder.glob("*.csv")):
-        if csv.with_suffix(".md").exists():
+    for text in sorted(folder.glob("*.md")):
+        if text.with_suffix(".csv").exists():
             with _noted(source.missing):
-                source.tables.append(_read_table(csv))
+                source.tables.append(_read_table(text))
     if not source.runs and not source.tables:
         reason = "no run, sweep, comparison or study there"
         raise UserError((*source.missing, f"{folder}: {reason}")[0])
-    for png in sorted(folder.glob("*.png")):
-        if png.name != "curves.png" or folder not in inside:  # the page has its own
+    folders = dict.fromkeys([folder, *inside * (len(inside) == 1)])
+    for png in (png for place in folders for png in sorted(place.glob("*.png"))):
+        if png.name != "curves.png" or png.parent not in inside:  # the page has its own
             with _noted(source.missing):
                 source.images.append((png, files.read_bytes(png)))
     return source
@@ -90,18 +96,25 @@ def _noted(missing: list[str]) -> Iterator[None]:
 
 
 def _read_run(folder: pathlib.Path, name: str, source: Source) -> None:
-    """A single run; UserError where a file is missing or damaged."""
+    """A single run; UserError where a file that it begins with is damaged."""
     config, summary = (
         files.read_json(folder / f"{part}.json") for part in ("config", "summary")
     )
-    if config is None or summary is None:
-        part = "config" if config is None else "summary"
-        reason = f"its {part}.json is missing or damaged"
-        raise UserError(f"{folder} has not finished: {reason}")
+    if config is None:
+        raise UserError(f"{folder}: its config.json is missing or damaged")
     curves = pd.DataFrame(files.read_metrics(folder / "metrics.jsonl")).astype(float)
     name = folder.resolve().name if name == "." else name
     name = re.sub(r"[-_]seed\d+(-\d{8}-\d{4}(-\d+)?)?$", "", name)
-    settings = flat(config) | {n: summary[n] for n in summary if _is_custom(n)}
+    settings = flat(config)
+    if summary is None:
+        reason = "its summary.json is missing or damaged; only its curves are shown"
+        source.missing.append(f"{folder} has not finished: {reason}")
+        name = f"{name}, seed {settings.get('seed')}, unfinished"
+        source.runs.append(
+            Run(name, str(folder), settings, {"notes": []}, curves, False)
+        )
+        return
+    settings |= {n: summary[n] for n in summary if _is_custom(n)}
     if "custom aggregator" in settings:
         settings["algorithm"] = summary.get("algorithm")
     facts = _results(summary, folder / "summary.json")
@@ -135,21 +148,23 @@ def _read_sweep(folder: pathlib.Path, name: str, source: Source) -> None:
     if len(rows) < len(lines):
         missing.append(f"{folder / 'results.jsonl'}: damaged lines are left out")
     if not sweep:
-        missing.append(f"{folder}: the sweep has not finished; {len(rows)} runs have")
+        missing.append(f"{folder}: the sweep has not finished; finished: {len(rows)}")
     names = dict.fromkeys(n for row in rows for n in row if _is_custom(n))
     settings = [*SETTINGS, *names]
     curves: dict[Any, pd.DataFrame] = {}
     path = folder / "history.csv"
-    with _noted(missing), user_code(f"{path}: damaged", "no curves"):
-        frame = pd.read_csv(io.BytesIO(files.read_bytes(path)))
-        frame = frame.drop(columns=settings, errors="ignore").astype(float)
-        curves = dict(list(frame.groupby("run")))
+    if sweep:
+        with _noted(missing), user_code(f"{path}: damaged", "no curves"):
+            frame = pd.read_csv(io.BytesIO(files.read_bytes(path)))
+            frame = frame.drop(columns=settings, errors="ignore").astype(float)
+            curves = dict(list(frame.groupby("run")))
     swept = [n for n in settings if len({str(row.get(n)) for row in rows}) > 1]
     for row in rows:
         place = f"{folder}, run {row['run']}"
         with _noted(missing):
             facts = _results(row, place) | {n: sweep[n] for n in _SAME if n in sweep}
             history = curves.get(row["run"], pd.DataFrame())
+            history = history if len(history) else _lane_curves(folder, row)
             history = history.head(int(facts.get("diverged_at") or len(history)))
             values = ", ".join(f"{n}={row.get(n)}" for n in swept if n not in SEEDS)
             label = ": ".join(filter(None, (name.removeprefix("."), values)))
@@ -158,10 +173,45 @@ def _read_sweep(folder: pathlib.Path, name: str, source: Source) -> None:
             source.runs.append(Run(label, place, chosen, facts, history))
 
 
+def _lane_curves(folder: pathlib.Path, row: dict[str, Any]) -> pd.DataFrame:
+    """The curves of a run of an unfinished sweep; empty where its file is damaged."""
+    with contextlib.suppress(UserError):
+        path = folder / "lanes" / pathlib.PurePath(str(row.get("file"))).name
+        with user_code(f"{path}: damaged", "no curves"):
+            arrays = np.load(io.BytesIO(files.read_bytes(path)), allow_pickle=False)
+            times = arrays["virtual_time"]
+            series = {n: a for n, a in arrays.items() if a.shape == times.shape}
+            return pd.DataFrame(
+                {"interval": 1 + np.arange(len(times))} | series, dtype=float
+            )
+    return pd.DataFrame()
+
+
+def results_of(run: Run, target: float | None = None) -> dict[str, Any]:
+    """Numbers of a run by name: of the whole run, then its curves' last values.
+
+    And "intervals", "diverged_at" (None: never), and `table.TARGET`: virtual seconds
+    until `target`, a test accuracy in (0, 1], was first reached.
+    """
+    curves = run.curves
+    numbers: dict[str, Any] = {"diverged_at": None}
+    numbers |= {n: v for n, v in run.facts.items() if n in _NUMBERS and v is not None}
+    numbers |= dict(curves.ffill().iloc[-1]) if len(curves) else {}
+    numbers["intervals"] = numbers.pop("interval", math.nan)
+    if target is not None and {"virtual_time", "test_accuracy"} <= set(curves):
+        tested = curves[["virtual_time", "test_accuracy"]].dropna().to_numpy()
+        if len(tested):
+            numbers[table.TARGET] = statistics.time_to(target, *tested.T)
+    return numbers
+
+
 def _read_table(path: pathlib.Path) -> Table:
-    """A table that `files.write_table` wrote; UserError where it is damaged."""
-    head = files.read_bytes(path.with_suffix(".md")).decode(errors="replace")
-    content = files.read_bytes(path)
-    with user_code(f"{path}: damaged", "expected comma-separated values"):
-        rows = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False)
-    return Table(path.stem, head.split("\n\n")[0], rows)
+    """The text of a table that `files.write_table` wrote; UserError if damaged."""
+    head, _, text = files.read_bytes(path).decode(errors="replace").partition("\n\n")
+    with user_code(f"{path}: damaged", "expected a table in Markdown"):
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
+        names, _, *rows = [
+            [c.strip().replace(r"\|", "|") for c in row] for row in cells
+        ]
+        return Table(path.stem, head, pd.DataFrame(rows, columns=names))

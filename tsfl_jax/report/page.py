@@ -1,4 +1,4 @@
-"""``tsfl report runs/X …``: one self-contained HTML file of finished runs.
+"""``tsfl report runs/X …``: one self-contained HTML file of runs.
 
 For folders of runs, sweeps, comparisons and studies. Everything is read from their
 files; what is missing there is listed in the page.
@@ -6,8 +6,8 @@ files; what is missing there is listed in the page.
 
 import collections
 import io
-import math
 import pathlib
+import sys
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
@@ -32,9 +32,14 @@ _FIGURES = (  # columns of the curves, and names of the axes
     ("interval", "client_accuracy_mean", bands.INTERVAL, "mean over clients in %"),
     ("interval", "client_accuracy_worst", bands.INTERVAL, "worst decile in %"),
     ("interval", "test_loss", bands.INTERVAL, "test loss"),
+    ("virtual_time", "test_loss", bands.SECONDS, "test loss"),
     ("interval", "train_loss", bands.INTERVAL, "training loss"),
     ("interval", "spent_epsilon", bands.INTERVAL, "ε so far"),
 )
+_CAPTIONS = {
+    "participation.png": "how often each client counts, with what weight and work",
+    "timeline.png": "timeline of the first updates",
+}
 
 
 def read_groups(
@@ -69,34 +74,45 @@ def _best_target(runs: Sequence[Run]) -> float | None:
     return round(0.05 * steps, 2) or None
 
 
-def _row_of(run: Run, target: float | None) -> dict[str, Any]:
-    """Quantities of `table.COLUMNS`, and the time to the target."""
-    curves, facts = run.curves, {"diverged_at": None} | run.facts
-    row = {n: v for n, v in facts.items() if n in (*table.COLUMNS, "diverged_at")}
-    row["intervals"] = curves["interval"].max() if len(curves) else math.nan
-    if {"virtual_time", "test_accuracy"} <= set(curves):
-        row["virtual_time"] = curves["virtual_time"].max()
-        tested = curves[["virtual_time", "test_accuracy"]].dropna().to_numpy()
-        if target is not None and len(tested):
-            row["to_target"] = statistics.time_to(target, *tested.T)
-    return row
-
-
-def _tables_of(
-    runs: Sequence[Run], target: float | None
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table of groups, and that of single runs, as text."""
-    frame = pd.DataFrame([_row_of(run, target) for run in runs])
+def _results_of(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
+    """Of finished runs: tables of groups and of single runs, and whence they come."""
+    target = _best_target(runs) if target is None else target
+    frame = pd.DataFrame([collect.results_of(run, target) for run in runs])
     names = pd.Series([run.name for run in runs])
     groups = {n: np.flatnonzero(names == n).tolist() for n in names.unique()}
-    head = f"s to {100 * (target or 0):g} %"
-    time = table.Column(head, cell=statistics.spread_of_times)
-    columns = table.COLUMNS | {"to_target": time}
+    columns = table.COLUMNS | {table.TARGET: table.column_of(table.TARGET, target)}
     single = table.summary(frame, {str(i): [i] for i in frame.index}, columns)
     single = single.assign(group=names, runs=[run.settings.get("seed") for run in runs])
     single = single.rename(columns={"group": "run", "runs": "seed"})
-    places = [run.place for run in runs]
-    return table.summary(frame, groups, columns), single.assign(files=places)
+    origins = [{n: run.facts.get(n) for n in _PROVENANCE.split()} for run in runs]
+    commands = [
+        run.facts.get("command") or f"# {run.place}: of a Python program"
+        for run in runs
+    ]
+    return {
+        "over_seeds": statistics.OVER_SEEDS,
+        "target": target,
+        "results": table.summary(frame, groups, columns),
+        "runs": single.assign(files=[run.place for run in runs]),
+        "commands": dict.fromkeys(commands),
+        "provenance": pd.json_normalize(origins).apply(_distinct).to_frame("value"),
+    }
+
+
+def _curves_of(runs: Sequence[Run]) -> dict[str, Any]:
+    """Of all runs: settings and curves."""
+    is_timed, names = _is_timed(runs), [run.name for run in runs]
+    settings = pd.DataFrame([files.plain(run.settings) for run in runs]).map(repr)
+    differing = settings.loc[:, settings.nunique() > 1]
+    return {
+        "differing": differing.groupby(names, sort=False).agg(_distinct),
+        "settings": settings.apply(_distinct).to_frame("value"),
+        "figures": [
+            (Markup(_curves_svg(runs, x, y, (across, up))), f"{up} over {across}")
+            for x, y, across, up in _FIGURES
+            if is_timed or x == "interval"
+        ],
+    }
 
 
 def _distinct(values: pd.Series) -> str:
@@ -112,6 +128,15 @@ def _notes_of(runs: Sequence[Run]) -> list[str]:
     notes += [f"diverged in interval {facts['diverged_at']:g}" for facts in lost]
     counts = collections.Counter(notes)
     return [f"{note} ({n} runs)" if n > 1 else note for note, n in counts.items()]
+
+
+def _is_timed(runs: Sequence[Run]) -> bool:
+    """Whether the virtual time is not in proportion to the interval in all curves."""
+    curves = pd.concat([run.curves for run in runs])
+    if not {"interval", "virtual_time"} <= {*curves}:
+        return False
+    lengths = (curves["virtual_time"] / curves["interval"]).dropna()
+    return len(lengths) > 0 and bool(np.ptp(lengths) > 1e-6 * lengths.max())
 
 
 def _curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> str:
@@ -164,32 +189,15 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
         "title": ", ".join(source.folder.resolve().name for source in sources),
         "sources": sources,
         "notes": _notes_of(runs),
-        "images": [(str(p), b64encode(data).decode()) for p, data in images],
+        "images": [
+            (_CAPTIONS.get(p.name, p.stem), str(p), b64encode(data).decode())
+            for p, data in images
+        ],
         "html": _html,
     }
-    if runs:
-        target = _best_target(runs) if target is None else target
-        groups, single = _tables_of(runs, target)
-        names = [run.name for run in runs]
-        settings = pd.DataFrame([files.plain(run.settings) for run in runs]).map(repr)
-        differing = settings.loc[:, settings.nunique() > 1]
-        origins = [{n: run.facts.get(n) for n in _PROVENANCE.split()} for run in runs]
-        values |= {
-            "over_seeds": statistics.OVER_SEEDS,
-            "results": groups,
-            "runs": single,
-            "differing": differing.groupby(names, sort=False).agg(_distinct),
-            "settings": settings.apply(_distinct).to_frame("value"),
-            "commands": dict.fromkeys(
-                run.facts.get("command") or f"# {run.place}: of a Python program"
-                for run in runs
-            ),
-            "provenance": pd.json_normalize(origins).apply(_distinct).to_frame("value"),
-            "figures": [
-                (Markup(_curves_svg(runs, x, y, (across, up))), f"{up} over {across}")
-                for x, y, across, up in _FIGURES
-            ],
-        }
+    values |= _curves_of(runs) if runs else {}
+    finished = [run for run in runs if run.is_finished]
+    values |= _results_of(finished, target) if finished else {}
     environment = jinja2.Environment(autoescape=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     # Names of folders may hold bytes that are no text.
@@ -207,17 +215,23 @@ def main(texts: list[str]) -> None:
     add("--table", action="store_true", help=text)
     text = "of --table: the group that others are compared with, or a part of its name"
     add("--base", default="", metavar="GROUP", help=text)
-    text = "of --table (default: %(default)s)"
+    text = "of --table: a result, time_to_target, or a metric for its last value "
+    text += "(default: %(default)s)"
     add("--score", metavar="NAME", default="final_test_accuracy", help=text)
     options = parser.parse_args(texts)
-    if options.table:
-        sources, runs = read_groups(options.folders)
-        print(paper.write(runs, sources[0].folder, options.score, options.base))
-        return
     if options.target is not None and not 0 < options.target <= 1:
         raise UserError(
             f"--target={options.target}: expected an accuracy in (0, 1], like 0.9"
         )
+    if options.table:
+        sources, runs = read_groups(options.folders)
+        runs = [run for run in runs if run.is_finished]
+        for line in (line for source in sources for line in source.missing):
+            print(line, file=sys.stderr)
+        target = options.target or _best_target(runs)
+        choices = options.score, options.base, target
+        print(paper.write(runs, sources[0].folder, *choices))
+        return
     default = pathlib.Path(options.folders[0]) / "report.html"
     out = files.folder_of(options.out or default, "--out")
     page = make_page(options.folders, options.target)

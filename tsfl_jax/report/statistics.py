@@ -4,6 +4,7 @@ Student's t; NaN and ±inf count as missing only where the caller says so.
 """
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,13 @@ def spread(
     Args:
       values: ``[n]`` independent measurements; the mean alone for n = 1, and the range
         for n = 2, whose interval of 12.7 standard errors says nothing.
-      form: format of the mean; "+.2f" shows the sign of a difference.
+      form: format of the mean; "+.2f" shows the sign of a difference, and with "g" the
+        interval has two digits, the mean as many decimals.
     """
     mean, half = confidence_interval(values)
+    if form.endswith("g") and (half >= 1e-4 or 1e4 <= abs(mean) < np.inf):
+        decimals = 1 - math.floor(math.log10(half)) if half > 0 else 0
+        form = f"{form.partition('.')[0]}.{max(0, decimals)}f"
     text = f"{mean:{form}}"
     low, high = (f"{end:{form}}" for end in (min(values), max(values)))
     if len(values) == 2 and low != high:
@@ -69,19 +74,22 @@ def spread(
 
 
 def spread_of_known(
-    values: np.ndarray | Sequence[float], form: str = ".2f", endless: str = "inf"
+    values: np.ndarray | Sequence[float], form: str = ".2f", is_time: bool = False
 ) -> str:
     """`spread` of what is known; "–" if nothing is, "inf (1 of 3)" of infinite ones.
 
-    What is the same in all runs needs no interval.
+    Of times to a target (`is_time`) "reached by 2 of 3", or "never", instead of "inf".
     """
     values = np.asarray(values, float)
     values = values[~np.isnan(values)]
-    if count := int(np.isinf(values).sum()):
-        return f"{endless} ({count} of {len(values)})" if len(values) > 1 else endless
     if not len(values):
         return "–"
-    return spread(values[:1] if np.ptp(values) == 0 else values, form)
+    total, finite = len(values), int(np.isfinite(values).sum())
+    if finite == total:
+        return spread(values, form)
+    if is_time:
+        return f"reached by {finite} of {total}" if finite else "never"
+    return f"inf ({total - finite} of {total})" if total > 1 else "inf"
 
 
 def time_to(
@@ -114,7 +122,7 @@ def in_time(
 
 
 # Of times to a target, which some seeds may never reach.
-spread_of_times = functools.partial(spread_of_known, endless="never")
+spread_of_times = functools.partial(spread_of_known, is_time=True)
 
 
 def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:

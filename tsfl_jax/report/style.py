@@ -178,9 +178,14 @@ def legend_below(
     """A legend below the figure, outside of the data; none for a single line."""
     if len(labels) < 2 and not note:
         return
-    columns = max(1, min(4, 105 // (max(map(len, labels), default=0) + 9)))
     look = {"fontsize": "small", "title_fontsize": "small", "title": note or None}
+    columns = legend_columns(labels)
     figure.legend(lines, labels, loc="outside lower center", ncols=columns, **look)
+
+
+def legend_columns(labels: Sequence[str]) -> int:
+    """How many of the labels fit side by side, four at most."""
+    return max(1, min(4, 105 // (max(map(len, labels), default=0) + 9)))
 
 
 def name_of(label: str) -> str:

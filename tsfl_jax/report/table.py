@@ -5,11 +5,10 @@ update's deliveries. A sweep has those of its swept settings before them, or ``r
 where its points are no product. Units are attributes.
 """
 
-import functools
 import itertools
 import math
 import numbers
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]  # one run: swept settings and results by name
 
 _OF_UNIT = {
-    "s": "virtual_time seconds",
+    "s": "virtual_time train_seconds",
     "1": "test_accuracy rho client_accuracy_mean client_accuracy_worst "
     "client_accuracy_std client_accuracy_gini client_loss_gini best_test_accuracy "
     "final_test_accuracy",
@@ -38,14 +37,6 @@ _OF_UNIT = {
     "interval": "diverged_at",
 }
 _ATTRIBUTES = {n: {"units": u} for u, names in _OF_UNIT.items() for n in names.split()}
-# Results of a whole run that a sweep's table has.
-SCORES = (
-    *("best_test_accuracy", "final_test_accuracy", "final_test_loss"),
-    *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
-    *("bytes_moved", "bytes_down", "bytes_up", "energy_joules"),
-    *(f"final_client_accuracy_{name}" for name in ("mean", "worst", "std", "gini")),
-    *("epsilon", "delta"),
-)
 _PLAIN = (str, int, float)  # attributes that a file of xarray can have
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
 
@@ -182,32 +173,63 @@ def grouped(swept: Sequence[str], rows: Sequence[Row]) -> dict[str, list[int]]:
 class Column(NamedTuple):
     """How a table of groups shows a quantity of runs."""
 
-    head: str
+    head: str  # with the unit after a comma
     scale: float = 1.0
-    cell: Callable[[np.ndarray], str] = functools.partial(spread_of_known, form=".5g")
-    result: bool = True  # of no meaning for a run that diverged
+    form: str = ".4g"
+    is_result: bool = True  # of no meaning for a run that diverged
+    is_time: bool = False  # to a target, inf: never
+
+    def cell(self, values: np.ndarray) -> str:
+        """The mean with its interval; what follows from settings once if it agrees."""
+        distinct = np.unique(values[~np.isnan(values)])
+        once = not self.is_result and len(distinct) == 1
+        return spread_of_known(distinct if once else values, self.form, self.is_time)
 
 
-_SHORT = functools.partial(spread_of_known, form=".4g")
+def _cost(head: str, scale: float = 1.0) -> Column:
+    return Column(head, scale, ".5g", is_result=False)
+
+
 # Quantity of a run → its column, in every table of groups of runs.
 COLUMNS = {
-    "best_test_accuracy": Column("best accuracy, %", 100, spread_of_known),
-    "final_test_accuracy": Column("final accuracy, %", 100, spread_of_known),
-    "final_test_loss": Column("final loss", cell=_SHORT),
-    "final_client_accuracy_mean": Column("mean of clients, %", 100, spread_of_known),
-    "final_client_accuracy_worst": Column("worst decile, %", 100, spread_of_known),
-    "final_client_accuracy_std": Column("std of clients, %", 100, spread_of_known),
-    "final_client_accuracy_gini": Column("Gini of clients", cell=_SHORT),
-    "mean_regret": Column("mean regret", cell=_SHORT),
-    "epsilon": Column("epsilon", cell=_SHORT, result=False),
-    "intervals": Column("intervals", result=False),
-    "virtual_time": Column("virtual time, s", result=False),
-    "bytes_moved": Column("MB moved", 1e-6, result=False),
-    "bytes_down": Column("MB down", 1e-6, result=False),
-    "bytes_up": Column("MB up", 1e-6, result=False),
-    "energy_joules": Column("kJ", 1e-3, result=False),
-    "seconds": Column("s training", cell=_SHORT, result=False),
+    "best_test_accuracy": Column("best accuracy, %", 100, ".2f"),
+    "final_test_accuracy": Column("final accuracy, %", 100, ".2f"),
+    "final_test_loss": Column("final loss"),
+    "final_client_accuracy_mean": Column("mean of clients, %", 100, ".2f"),
+    "final_client_accuracy_worst": Column("worst decile, %", 100, ".2f"),
+    "final_client_accuracy_std": Column("std of clients, %", 100, ".2f"),
+    "final_client_accuracy_gini": Column("Gini of clients"),
+    "mean_regret": Column("mean regret"),
+    "epsilon": Column("epsilon", is_result=False),
+    "intervals": _cost("intervals"),
+    "virtual_time": _cost("virtual time, s"),
+    "bytes_moved": _cost("moved, MB", 1e-6),
+    "bytes_down": _cost("down, MB", 1e-6),
+    "bytes_up": _cost("up, MB", 1e-6),
+    "energy_joules": _cost("energy, kJ", 1e-3),
+    "train_seconds": Column("wall-clock training, s", is_result=False),
 }
+# Results of a whole run that a sweep's table has.
+SCORES = tuple(n for n in COLUMNS if n not in ("intervals", "virtual_time"))
+SCORES += ("diverged_at", "mean_gap", "samples_trained", "delta")
+TARGET = "time_to_target"  # virtual seconds, inf: never
+
+
+def column_of(name: str, target: float | None = None) -> Column:
+    """How a table shows a score by its name; what `COLUMNS` lacks with its unit.
+
+    Args:
+      name: of `SCORES`, a quantity of a history, or `TARGET`.
+      target: test accuracy in (0, 1] of the latter.
+    """
+    if name == TARGET:
+        head = f"virtual time to {100 * (target or 0):g} %, s"
+        return Column(head, form=".2f", is_time=True)
+    words, unit = name.replace("_", " "), _ATTRIBUTES.get(name, {}).get("units")
+    if "accuracy" in name and "gini" not in name:
+        return COLUMNS.get(name, Column(f"{words}, %", 100, ".2f"))
+    is_shown = unit in ("s", "nat", "B", "J")  # else a count, or none
+    return COLUMNS.get(name, Column(words + f", {unit}" * is_shown))
 
 
 def summary(
@@ -232,7 +254,7 @@ def summary(
     cells = {"group": [*groups], "runs": [str(len(group)) for group in places]}
     for name, column in ((n, c) for n, c in columns.items() if n in runs):
         values = column.scale * runs[name].astype(float)
-        values = values.mask(lost) if column.result else values
+        values = values.mask(lost) if column.is_result else values
         if values.notna().to_numpy().any():
             cells[column.head] = [column.cell(values.iloc[group]) for group in places]
     if lost.to_numpy().any():

@@ -260,7 +260,7 @@ def _finished(sweep: Sweep, run: int, history: History) -> Finished:
         | {name: settings[name] for name in sweep.swept}
         | results
         | {
-            "seconds": float(history["seconds"]),
+            "train_seconds": float(history["seconds"]),
             "notes": "; ".join(results["notes"]),
             "data": prepared.dataset.name,
             "num_devices": sweep.mesh.size,
@@ -268,6 +268,8 @@ def _finished(sweep: Sweep, run: int, history: History) -> Finished:
         | {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
         | {k: v for k, v in settings.items() if k not in sweep.swept}
     )
+    if sweep.folder:
+        row["file"] = str(path_of(pathlib.Path(), sweep.digests[run]))
     return Finished(history, row)
 
 

@@ -98,7 +98,7 @@ def test_splits_and_cases_are_lanes_of_one_program():
     prepared.append(prepare(grid.changed(small(), {"schedule.iteration": "step"})))
     groups = lanes.group(prepared)
     assert len(groups) == 2
-    assert lanes.causes_of(groups, prepared) == "schedule.iteration=pass, step"
+    assert lanes.causes_of(groups, prepared) == "schedule.iteration (pass, step)"
 
 
 def test_points_of_a_list(whole, tmp_path, capsys):
@@ -115,6 +115,26 @@ def test_points_of_a_list(whole, tmp_path, capsys):
         np.testing.assert_array_equal(
             result.history[name], whole[1].history[name][places], err_msg=name
         )
+
+
+def test_a_folder_with_other_settings_says_that_all_begins_again(
+    whole, tmp_path, monkeypatch, capsys
+):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    shutil.copytree(whole[0] / "lanes", tmp_path / "lanes")
+    monkeypatch.setattr(lanes, "make_arrays", interrupted)
+    finished = {"algorithm": "fedavg", "seed": 3, "lr": 0.1}
+    for points, begins_again in (([], True), ([finished], False)):
+        points = [*points, {"lr": 0.5, "schedule.iteration": "step"}, {"lr": 0.5}]
+        with pytest.raises(KeyboardInterrupt):
+            tsfl_jax.sweep(small(), points, workdir=tmp_path, verbose=True)
+        lines = capsys.readouterr().err.splitlines()
+        words = f"{tmp_path} has other settings: all begins again"
+        assert lines.count(words) == begins_again
+        text = "2 programs, one for each schedule.iteration ("
+        assert sum(line.startswith(text) for line in lines) == 1
 
 
 def test_a_diverged_lane_is_marked_and_the_others_do_not_notice(tmp_path):

@@ -3,7 +3,9 @@
 import csv
 import importlib.util
 import json
+import pathlib
 import struct
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -144,6 +146,33 @@ def test_wandb_offline_has_the_run(followed):
                 losses[record.history.step.num] = json.loads(items["test_loss"])
     lines = files.read_metrics(folder / "metrics.jsonl")
     assert losses == {r["interval"]: r["test_loss"] for r in lines}
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_mlflow_writes_into_the_run_s_folder_or_where_it_is_told(
+    tmp_path, monkeypatch, is_set
+):
+    calls = []
+
+    class Client:
+        def __init__(self, place=None):
+            calls.append(place)
+
+        def __getattr__(self, name):
+            calls.append(name)
+            return lambda *arguments, **_: calls.extend(arguments) or mock.Mock()
+
+        def get_experiment_by_name(self, name):
+            return None
+
+    mlflow = mock.Mock(MlflowClient=Client, is_tracking_uri_set=lambda: is_set)
+    monkeypatch.setattr(writers, "package", lambda *_: mlflow)
+    monkeypatch.setattr(files, "write_text", lambda path, text: path.write_bytes(b"7"))
+    monkeypatch.chdir(tmp_path)
+    writers.writer_of("mlflow", pathlib.Path()).start({"lr": 0.1}, 0)
+    database, artifacts = f"sqlite:///{tmp_path}/mlflow.db", f"file://{tmp_path}/mlruns"
+    expected = [None, None] if is_set else [database, artifacts]
+    assert [calls[0], calls[calls.index("create_experiment") + 2]] == expected
 
 
 @pytest.mark.skipif("mlflow" not in INSTALLED, reason="not installed")

@@ -212,12 +212,12 @@ def _clients_text(plan: Explanation) -> str:
 
 def _time_text(timing: Timing, updates: int) -> str:
     """How long a run takes, and how well that is known."""
-    total = timing.compiling + (timing.least + timing.most) / 2
-    parts = total, timing.compiling, timing.least, timing.most
+    parts = timing.compiling + (timing.least + timing.most) / 2, *timing[:3]
     texts = [f"{s:.1f} s" if s < 100 else f"{s / 60:.1f} min" for s in parts]
     words = "about {}: {} to compile, {} to {} to train; ".format(*texts)
-    words += f"{timing.updates:,} of {updates:,} updates were timed, the others scaled "
-    return f"{words}by number and by steps; files come on top"
+    words += f"{timing.updates:,} of {updates:,} updates were timed"
+    words += ", the others scaled by number and by steps" * (timing.updates < updates)
+    return f"{words}; files come on top"
 
 
 def text(plan: Explanation) -> str:

@@ -394,9 +394,9 @@ def _run_group(
     begun = _store(sweep, group, unfinished[:count], count)
     if not (begun and begun.folder.exists()):  # else it goes on with its idle runs
         count = min(count, len(unfinished))
-        is_first = sweep.folder and sweep.is_whole and not finished
-        if is_first and any(sweep.folder.glob("[lr]*/*")):  # of lanes/ and running/
-            progress.log(stream, f"{sweep.folder} has other settings: all begins again")
+        folder = sweep.folder if sweep.is_whole and not finished else None
+        if folder and any(folder.glob("[lr]*/*")):  # of lanes/ and running/
+            progress.log(stream, f"{folder} has other settings: all begins again")
     compiled = None
     for first in range(0, len(unfinished), count):
         indices = unfinished[first : first + count]

@@ -3,7 +3,6 @@
 import csv
 import importlib.util
 import json
-import pathlib
 import struct
 from unittest import mock
 
@@ -152,27 +151,17 @@ def test_wandb_offline_has_the_run(followed):
 def test_mlflow_writes_into_the_run_s_folder_or_where_it_is_told(
     tmp_path, monkeypatch, is_set
 ):
-    calls = []
-
-    class Client:
-        def __init__(self, place=None):
-            calls.append(place)
-
-        def __getattr__(self, name):
-            calls.append(name)
-            return lambda *arguments, **_: calls.extend(arguments) or mock.Mock()
-
-        def get_experiment_by_name(self, name):
-            return None
-
-    mlflow = mock.Mock(MlflowClient=Client, is_tracking_uri_set=lambda: is_set)
+    mlflow = mock.MagicMock()
+    mlflow.is_tracking_uri_set.return_value = is_set
+    client = mlflow.MlflowClient.return_value
+    client.get_experiment_by_name.return_value = None
+    client.create_run.return_value.info.run_id = "7"
     monkeypatch.setattr(writers, "package", lambda *_: mlflow)
-    monkeypatch.setattr(files, "write_text", lambda path, text: path.write_bytes(b"7"))
-    monkeypatch.chdir(tmp_path)
-    writers.writer_of("mlflow", pathlib.Path()).start({"lr": 0.1}, 0)
-    database, artifacts = f"sqlite:///{tmp_path}/mlflow.db", f"file://{tmp_path}/mlruns"
-    expected = [None, None] if is_set else [database, artifacts]
-    assert [calls[0], calls[calls.index("create_experiment") + 2]] == expected
+    writers.writer_of("mlflow", tmp_path).start({"lr": 0.1}, 0)
+    places = f"sqlite:///{tmp_path}/mlflow.db", f"file://{tmp_path}/mlruns"
+    database, artifacts = (None, None) if is_set else places
+    mlflow.MlflowClient.assert_called_once_with(database)
+    client.create_experiment.assert_called_once_with("tsfl_jax", artifacts)
 
 
 @pytest.mark.skipif("mlflow" not in INSTALLED, reason="not installed")

@@ -157,6 +157,7 @@ def test_numbers_of_an_asynchronous_run():
     times, work = known.schedule, known.work
     updates = len(times.tau)
     assert updates == work.deliveries.sum()
+    assert program._title_of(known.prepared) == "AFL update of 1 client"
     assert (work.iterations == 3 * work.deliveries).all()
     # 20 samples in 3 batches of 8, three passes each.
     assert work.samples == updates * 60 and work.steps == updates * 9

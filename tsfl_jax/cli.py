@@ -48,6 +48,8 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     registry.add_flag(parser)
     text = "do not train: print and plot timeline, work and memory"
     add("--explain", action="store_true", help=text)
+    text = "the same, and how long a run takes: compile it, time its first calls"
+    add("--time", action="store_true", help=text)
     text = "follow a run live, comma-separated: " + ", ".join(writers.WRITERS)
     add("--writer", metavar="NAMES", default="", help=text)
     hidden = argparse.SUPPRESS
@@ -184,8 +186,7 @@ def _points(flags: Flags) -> grid.Points:
 def _explain(flags: Flags, config: Config) -> None:
     """Print and plot what a run would do, and do not run it."""
     progress.log(sys.stderr, "preparing data and model …")
-    explanation = explain.explain(config)
-    _log_notes(sys.stderr, explanation.prepared.notes)
+    explanation = explain.explain(config, timed=flags.time, stream=sys.stderr)
     label = f"{_label(flags, config)}-explain"
     workdir = flags.workdir or report.new_workdir("runs", label)
     path = report.prepare_workdir(workdir) / "timeline"
@@ -228,7 +229,8 @@ def _train(flags: Flags, config: Config) -> None:
     """Run one experiment."""
     stream = sys.stderr
     progress.log(stream, "preparing data and model …")
-    exp = runner.build(config)
+    with progress.ticking(stream, "preparing data and model"):
+        exp = runner.build(config)
     workdir = flags.workdir or report.new_workdir("runs", _label(flags, config))
     progress.log(stream, _headline(exp))
     progress.log(stream, f"results in {workdir}")
@@ -260,7 +262,7 @@ def main(name: str, texts: list[str]) -> None:
     devices.start(config.devices)
     if flags.workdir:
         report.check_workdir(flags.workdir)
-    if flags.explain:
+    if flags.explain or flags.time:
         _explain(flags, config)
     elif points:
         _sweep(flags, config, points)

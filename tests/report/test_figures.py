@@ -83,6 +83,17 @@ def history_of(intervals=12, clients=5):
     }
 
 
+@pytest.mark.parametrize("clients", [1, 20, 1000])
+def test_labels_of_participation_do_not_overlap(clients):
+    history = history_of(clients=clients)
+    figure = runs.participation(history["tau"], history["rho"], LABELS)
+    figure.draw_without_rendering()
+    boxes = [axes.yaxis.label.get_window_extent() for axes in figure.axes]
+    for upper, lower in itertools.pairwise(boxes):
+        assert upper.y0 > lower.y1
+    assert all(figure.bbox.x0 <= b.x0 and b.y1 <= figure.bbox.y1 for b in boxes)
+
+
 @pytest.mark.parametrize(("intervals", "clients"), [(1, 1), (12, 200)])
 def test_pngs_have_ink_and_nothing_else_is_left(tmp_path, intervals, clients):
     runs.write_figures(tmp_path, history_of(intervals, clients), LABELS)

@@ -2,8 +2,13 @@
 
 import importlib.metadata
 import io
+import itertools
 import json
 import os
+import re
+import threading
+import time
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -169,25 +174,52 @@ def test_summary_text_is_aligned_and_leaves_out_what_is_not_known():
 
 def test_elsewhere_every_call_is_a_line_and_a_resumed_run_has_its_own_speed():
     stream = io.StringIO()
-    with progress.bar(stream, 50, 20) as advance:
-        advance(10, 300, 5.0, "accuracy 50.0 %")
-        progress.warn_to(stream)("a warning")
-        advance(20, 600, 70.0, "accuracy 60.0 %")
+    compiles = [20.0, 40.0, 0.0]  # still to come
+    advance = progress.bar(stream, 60, 20, lambda: compiles.pop(0))
+    advance(10, 300, 5.0, "accuracy 50.0 %")
+    progress.warn_to(stream)("a warning")
+    advance(20, 600, 70.0, "accuracy 60.0 %")
+    advance(10, 300, 0.0, "accuracy 70.0 %")
     assert stream.getvalue().splitlines() == [
-        "interval 30/50, accuracy 50.0 %, 60 samples/s, 0:00:10 left",
+        "interval 30/60, accuracy 50.0 %, 60 samples/s, 0:00:35 left",
         "a warning",
-        "interval 50/50, accuracy 60.0 %, 12 samples/s, done in 0:01:15",
+        "interval 50/60, accuracy 60.0 %, 12 samples/s, 0:01:05 left",
+        "interval 60/60, accuracy 70.0 %, 16 samples/s, done in 0:01:15",
     ]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_long_task_ticks_and_leaves_no_thread(monkeypatch, capsys, is_terminal):
+    stream, seconds = io.StringIO(), itertools.count(0, 10)
+    stream.isatty = lambda: is_terminal
+    monkeypatch.setattr(progress, "PERIOD", 0.002)
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr(progress, "time", clock)
+    before = threading.active_count()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        progress.ticking(stream, "compiling", " (it)"),
+    ):
+        while "20 s" not in stream.getvalue():
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+    assert threading.active_count() == before
+    lines = re.split("\r\x1b\\[2K|\n", stream.getvalue())
+    expected = ["compiling … 10 s (it)", "compiling … 20 s (it)"]
+    assert [line for line in lines if line][:2] == expected
+    with progress.ticking(None, "compiling"):
+        time.sleep(0.01)
+    assert threading.active_count() == before and not any(capsys.readouterr())
 
 
 def test_a_terminal_has_one_line_of_progress(monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     stream = io.StringIO()
     stream.isatty = lambda: True
-    with progress.bar(stream, 50) as advance:
-        advance(10, 300, 5.0, "accuracy 50.0 % (lr=[0.1])")
-        progress.log(stream, "a note")
-        advance(40, 600, 70.0, "accuracy 60.0 %")
+    advance = progress.bar(stream, 50, 0)
+    advance(10, 300, 5.0, "accuracy 50.0 % (lr=[0.1])")
+    progress.log(stream, "a note")
+    advance(40, 600, 70.0, "accuracy 60.0 %")
     text = stream.getvalue()
     first, second, third = text.removeprefix("\r\x1b[2K").split("\r\x1b[2K")
     assert first == "interval 10/50, acc" and second == "a note\n"

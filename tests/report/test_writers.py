@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import struct
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -144,6 +145,23 @@ def test_wandb_offline_has_the_run(followed):
                 losses[record.history.step.num] = json.loads(items["test_loss"])
     lines = files.read_metrics(folder / "metrics.jsonl")
     assert losses == {r["interval"]: r["test_loss"] for r in lines}
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_mlflow_writes_into_the_run_s_folder_or_where_it_is_told(
+    tmp_path, monkeypatch, is_set
+):
+    mlflow = mock.MagicMock()
+    mlflow.is_tracking_uri_set.return_value = is_set
+    client = mlflow.MlflowClient.return_value
+    client.get_experiment_by_name.return_value = None
+    client.create_run.return_value.info.run_id = "7"
+    monkeypatch.setattr(writers, "package", lambda *_: mlflow)
+    writers.writer_of("mlflow", tmp_path).start({"lr": 0.1}, 0)
+    places = f"sqlite:///{tmp_path}/mlflow.db", f"file://{tmp_path}/mlruns"
+    database, artifacts = (None, None) if is_set else places
+    mlflow.MlflowClient.assert_called_once_with(database)
+    client.create_experiment.assert_called_once_with("tsfl_jax", artifacts)
 
 
 @pytest.mark.skipif("mlflow" not in INSTALLED, reason="not installed")

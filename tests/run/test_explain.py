@@ -1,5 +1,7 @@
 """--explain: bars and steps worked by hand, and a command line that trains nothing."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,10 @@ import tsfl_jax
 from tests import problems
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
-from tsfl_jax.run import explain
+from tsfl_jax import cli
+from tsfl_jax.prepare import backend
+from tsfl_jax.prepare.prepare import prepare
+from tsfl_jax.run import explain, program
 from tsfl_jax.timeline import FRAMEWORKS, segments, ticks
 from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, LOST, OPEN
@@ -152,6 +157,7 @@ def test_numbers_of_an_asynchronous_run():
     times, work = known.schedule, known.work
     updates = len(times.tau)
     assert updates == work.deliveries.sum()
+    assert program._title_of(known.prepared) == "AFL update of 1 client"
     assert (work.iterations == 3 * work.deliveries).all()
     # 20 samples in 3 batches of 8, three passes each.
     assert work.samples == updates * 60 and work.steps == updates * 9
@@ -178,6 +184,7 @@ def test_an_experiment_is_explained_from_python():
     np.testing.assert_array_equal(known.trace.time, 2.0 * np.arange(1, 4))
     words = repr(known)
     assert words == f"{explain.text(known)}\n\n{known.chart()}"
+    assert known.timing is None and "\ntime " not in words
     for line in ("run            framework sfl", "memory         ≥ "):
         assert f"\n{line}" in f"\n{words}"
     assert "client 3 █" in words and "client 3 █" in known.chart(end=2, width=60)
@@ -185,6 +192,38 @@ def test_an_experiment_is_explained_from_python():
     assert max(map(len, words.splitlines())) <= 99
     axes = known.plot().axes[0]
     assert axes.get_xlabel() == "virtual time in seconds"
+
+
+def test_the_time_of_a_run_is_extrapolated(monkeypatch):
+    """By updates and by steps, without the first call; half of them are timed."""
+    config = small(schedule__kind="explicit", schedule__tau=(2, 2, 2, 2))
+    prepared = prepare(config)  # 6 updates of 4 clients, 2 passes of 3 steps
+    steps = np.repeat([[8], [8], [2], [2], [4], [4]], 4, axis=1)
+    first = [program.Chunk(i, i + 2, None, None, 6.0) for i in (0, 2, 4)]
+    compiled = types.SimpleNamespace(chunks=lambda arrays: iter(first))
+    compiles = types.SimpleNamespace(compile=lambda arrays, stream: compiled)
+    monkeypatch.setattr(explain.lanes, "single", lambda *_: (compiles, None))
+    mesh = backend.start_jax(config)
+    timing = explain._timing_of(prepared._replace(steps=steps), mesh, None)
+    # 12 s, and 2 updates more as 2 in 6 s, or 34 steps as 18 in 6 s.
+    steps_left, steps_timed = (16 + 1) * 2, (8 + 1) * 2
+    assert prepared.mapping == "sequential" and timing.updates == 4
+    most = 12 + 6 * steps_left / steps_timed
+    assert timing[1:3] == pytest.approx((18, most))
+
+
+def test_the_command_line_says_times_and_notes_once(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    timing = explain.Timing(compiling=10.0, least=80.0, most=120.0, updates=1)
+    monkeypatch.setattr(explain, "_timing_of", lambda *_: timing)
+    settings = ["--config.batch_size=600", "--config.precision=bfloat16"]
+    cli.main("tsfl run", [*SMALL, "--time", *settings])
+    printed = capsys.readouterr()
+    words = " ".join(printed.out.split())
+    time = "time about 1.8 min: 10.0 s to compile, 80.0 s to 2.0 min to train; 1 of 2 "
+    assert time in words and words.count(" note ") == 2 and "note" not in printed.err
+    assert words.index("time about") < words.index("note 2 of 2 clients never hold")
+    assert "note bfloat16 takes 2 to 3 times as long as float32 on a CPU" in words
 
 
 def test_the_command_line_trains_nothing(tmp_path, launch):

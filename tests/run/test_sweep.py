@@ -4,6 +4,7 @@ Stopped and damaged ones are in `test_damage`, further single runs in `test_same
 """
 
 import csv
+import io
 import json
 import shutil
 
@@ -14,7 +15,7 @@ import tsfl_jax
 from tests import problems
 from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.report.statistics import confidence_interval
-from tsfl_jax.run import grid, lanes
+from tsfl_jax.run import grid, lanes, program, sweeps
 from tsfl_jax.types import UserError
 
 FLOATS = ("test_accuracy", "test_loss", "train_loss", "rho", "coupling", "smoothness")
@@ -98,7 +99,7 @@ def test_splits_and_cases_are_lanes_of_one_program():
     prepared.append(prepare(grid.changed(small(), {"schedule.iteration": "step"})))
     groups = lanes.group(prepared)
     assert len(groups) == 2
-    assert lanes.causes_of(groups, prepared) == "schedule.iteration=pass, step"
+    assert lanes.causes_of(groups, prepared) == "schedule.iteration (pass, step)"
 
 
 def test_points_of_a_list(whole, tmp_path, capsys):
@@ -115,6 +116,48 @@ def test_points_of_a_list(whole, tmp_path, capsys):
         np.testing.assert_array_equal(
             result.history[name], whole[1].history[name][places], err_msg=name
         )
+
+
+def test_a_folder_with_other_settings_says_that_all_begins_again(
+    whole, tmp_path, monkeypatch, capsys
+):
+    titles = []
+
+    def interrupted(program, *_):
+        titles.append(program.title)
+        raise KeyboardInterrupt
+
+    shutil.copytree(whole[0] / "lanes", tmp_path / "lanes")
+    monkeypatch.setattr(lanes, "make_arrays", lambda *_: None)
+    monkeypatch.setattr(program.Program, "compile", interrupted)
+    finished = {"algorithm": "fedavg", "seed": 3, "lr": 0.1}
+    for points, begins_again in (([], True), ([finished], False)):
+        points = [*points, {"lr": 0.5, "schedule.iteration": "step"}, {"lr": 0.5}]
+        with pytest.raises(KeyboardInterrupt):
+            tsfl_jax.sweep(small(), points, workdir=tmp_path, verbose=True)
+        lines = capsys.readouterr().err.splitlines()
+        words = f"{tmp_path} has other settings: all begins again"
+        assert lines.count(words) == begins_again
+        text = "2 programs, one for each schedule.iteration ("
+        assert sum(line.startswith(text) for line in lines) == 1
+    assert titles == ["interval of 5 clients, 1 of 2 programs"] * 2
+
+
+def test_compiles_to_come_are_in_what_is_left(monkeypatch):
+    def run_group(sweep, members, bar, finished, compiles, place):
+        compiles.append(30.0 + 20 * len(compiles))
+        bar(4 * len(members), 80, 2.0, f"results{place}")
+        yield {i: sweeps.Finished({}, {}) for i in members}
+
+    stream, points = io.StringIO(), [{"batch_size": size} for size in (4, 8, 16)]
+    monkeypatch.setattr(sweeps, "_run_group", run_group)
+    sweeps.run_all(sweeps.make(small(), points, stream=stream))
+    assert stream.getvalue().splitlines()[-3:] == [
+        # Two compiles of 30 s and 8 intervals of half a second; one of (30 + 50) / 2 s.
+        "interval 4/12, results, 1 of 3 programs, 40 samples/s, 0:01:04 left",
+        "interval 8/12, results, 2 of 3 programs, 40 samples/s, 0:00:42 left",
+        "interval 12/12, results, 3 of 3 programs, 40 samples/s, done in 0:00:06",
+    ]
 
 
 def test_a_diverged_lane_is_marked_and_the_others_do_not_notice(tmp_path):

@@ -20,7 +20,7 @@ from tsfl_jax import rng, trees
 from tsfl_jax.models import switches, tracing
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Array as AnyArray
-from tsfl_jax.types import Params, PRNGKey, UserError
+from tsfl_jax.types import Params, PRNGKey, UserError, user_code
 
 
 def _named(state: Any) -> Params:
@@ -151,6 +151,13 @@ def _form_of(module: Any) -> _Form:
             "not be used; give the function as loss="
         )
     return _Form(split, network, structure, shapes)
+
+
+def module_of(module: Any, variables: Params) -> Any:
+    """The nnx module of `from_nnx` with trained variables, switched to evaluation."""
+    form, arrays = _form_of(module), jax.tree.map(jnp.asarray, variables)
+    with user_code("module: has other parameters", "expected that of the training"):
+        return form.merged(arrays, rng.key(0), train=False)
 
 
 def from_nnx(module: Any) -> Model:

@@ -6,7 +6,10 @@ import logging
 import math
 import pathlib
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import IO, Any
 
 # How clients are mapped to a device, in words.
@@ -14,6 +17,7 @@ MAPPED = {"sequential": "one after another", "vmap": "side by side"}
 # Takes what was finished since the last call: intervals, samples, seconds of training;
 # and what to say of the results.
 Advance = Callable[[int, int, float, str], None]
+PERIOD = 10.0  # seconds between the lines of a long task
 
 
 # The lines of `summary_text`; one whose values are not known is left out.
@@ -60,15 +64,32 @@ def summary_text(
     return "\n".join(lines)
 
 
+@contextlib.contextmanager
+def ticking(stream: IO[str] | None, task: str, details: str = "") -> Iterator[None]:
+    """Say every `PERIOD` seconds how long a task has taken; without a stream, never."""
+    ended, begun = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while stream is not None and not ended.wait(PERIOD):
+            _transient(stream, f"{task} … {time.monotonic() - begun:.0f} s{details}")
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(tick)
+        try:
+            yield
+        finally:
+            ended.set()
+
+
 def _line(
-    finished: int, total: int, spent: tuple[int, int, float], results: str
+    place: tuple[int, int], spent: tuple[int, int, float], results: str, later: float
 ) -> str:
     """How far a run or sweep is; `spent` is intervals, samples and seconds."""
-    intervals, samples, seconds = spent
+    (finished, total), (intervals, samples, seconds) = place, spent
     speed = f"{samples / seconds:,.0f}" if seconds else "–"
     left = f"done in {_clock(seconds)}"
     if finished < total:
-        remaining = (total - finished) * seconds / max(intervals, 1)
+        remaining = later + (total - finished) * seconds / max(intervals, 1)
         left = f"{_clock(remaining)} left" if intervals else "–"
     return f"interval {finished}/{total}, {results}, {speed} samples/s, {left}"
 
@@ -77,16 +98,18 @@ def _clock(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-@contextlib.contextmanager
-def bar(stream: IO[str] | None, total: int, first: int = 0) -> Iterator[Advance]:
+def bar(
+    stream: IO[str] | None, total: int, first: int, later: Callable[[], float] = float
+) -> Advance:
     """Show how far a run or sweep is: a line for each call, on a terminal the last one.
 
     Args:
       stream: where it is shown; None: nowhere.
       total: intervals, of all runs of a sweep.
       first: those that finished before.
+      later: gives the seconds of compiles to come; by default zero.
 
-    Yields:
+    Returns:
       A function to call after each call of the program, see `Advance`.
     """
     spent = (0, 0, 0.0)
@@ -94,14 +117,18 @@ def bar(stream: IO[str] | None, total: int, first: int = 0) -> Iterator[Advance]
     def advance(intervals: int, samples: int, seconds: float, results: str) -> None:
         nonlocal spent
         spent = spent[0] + intervals, spent[1] + samples, spent[2] + seconds
-        finished = first + spent[0]
-        text = _line(finished, total, spent, results)
-        if stream is not None and stream.isatty() and finished < total:
-            log(stream, text[: shutil.get_terminal_size().columns - 1], end="")
-        else:
-            log(stream, text)
+        place = first + spent[0], total
+        show = _transient if place[0] < total else log
+        show(stream, _line(place, spent, results, later()))
 
-    yield advance
+    return advance
+
+
+def _transient(stream: IO[str] | None, text: str) -> None:
+    """Write a line that the next one replaces on a terminal."""
+    is_terminal = stream is not None and stream.isatty()
+    width = shutil.get_terminal_size().columns - 1 if is_terminal else None
+    log(stream, text[:width], end="" if is_terminal else "\n")
 
 
 def results_text(accuracy: float, loss: float) -> str:

@@ -120,8 +120,8 @@ def participation(
     clients = np.arange(num_clients) if few or client is None else np.unique(ids[works])
     place = np.searchsorted(clients, ids[works])
     panels = {
-        "selected, times in\n100 intervals": 100 * (rho > 0),
-        "mean weight ρ, %\n(dashed: 1/N)": 100 * rho,
+        "selected per\n100 intervals": 100 * (rho > 0),
+        "mean ρ in %\n(dashed: 1/N)": 100 * rho,
         "mean local\niterations τ": tau.astype(float),
     }
     means = [
@@ -144,6 +144,7 @@ def participation(
         label += f" ({len(clients):,} of {num_clients:,} take part)"
     grid[2].set_xlabel(label)
     grid[2].xaxis.set_major_locator(plot_style.whole_numbers())
+    figure.align_ylabels(grid)
     figure.suptitle(_title(labels))
     return figure
 

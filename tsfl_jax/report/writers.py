@@ -124,15 +124,18 @@ def wandb_writer(folder: pathlib.Path) -> Writer:
 def mlflow_writer(folder: pathlib.Path) -> Writer:
     """MLflow: a run of the experiment ``tsfl_jax``, or of MLFLOW_EXPERIMENT_NAME.
 
-    MLFLOW_TRACKING_URI says where.
+    Where the tracking URI says, or in mlflow.db and mlruns/ of the run's folder.
     """
-    client = package("mlflow", "mlflow").MlflowClient()
+    mlflow, place = package("mlflow", "mlflow"), folder.absolute()
+    is_set = mlflow.is_tracking_uri_set()
+    client = mlflow.MlflowClient(None if is_set else f"sqlite:///{place / 'mlflow.db'}")
 
     def make_run() -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tsfl_jax")
         experiment = client.get_experiment_by_name(name)
         number = experiment and experiment.experiment_id
-        number = number or client.create_experiment(name)
+        artifacts = None if is_set else (place / "mlruns").as_uri()
+        number = number or client.create_experiment(name, artifacts)
         return client.create_run(number, run_name=folder.name).info.run_id
 
     @functools.cache

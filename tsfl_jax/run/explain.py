@@ -1,10 +1,11 @@
 """Explain a run before training: its work, timeline and memory.
 
-Nothing is compiled here. `report.gantt` shows the timeline.
+Only its time needs a compiled program. `report.gantt` shows the timeline.
 """
 
 import textwrap
-from typing import Any, NamedTuple
+import time
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -14,8 +15,9 @@ from tsfl_jax.config import Config
 from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.prepare import Prepared, accepted, prepare_validated
 from tsfl_jax.prepare.workload import Workload
+from tsfl_jax.report import progress
 from tsfl_jax.report.gantt import Timeline, figure_of, gantt, window
-from tsfl_jax.run import memory
+from tsfl_jax.run import lanes, memory
 from tsfl_jax.run.costs import costs_of
 from tsfl_jax.run.identity import labels_of, values_of
 from tsfl_jax.run.program import chunk_of
@@ -37,6 +39,15 @@ class Work(NamedTuple):
     steps: int  # mini-batch steps of all clients
 
 
+class Timing(NamedTuple):
+    """Seconds that a run takes, extrapolated from the updates that were timed."""
+
+    compiling: float  # and drawing the first model, and initial estimates
+    least: float  # of training
+    most: float
+    updates: int
+
+
 class Explanation(NamedTuple):
     """All that is known before training; shows itself as ``tsfl explain`` does."""
 
@@ -46,6 +57,7 @@ class Explanation(NamedTuple):
     timeline: Timeline
     memory: dict[str, int]  # bytes on every device, estimated
     costs: Costs  # of each client in the whole run
+    timing: Timing | None = None  # None: not measured
 
     @property
     def schedule(self) -> Schedule:
@@ -58,9 +70,8 @@ class Explanation(NamedTuple):
         return self.prepared.workload.trace
 
     def __repr__(self) -> str:
-        """Notes, the text and the chart of ``tsfl explain``."""
-        notes = "".join(f"note: {note}\n" for note in self.prepared.notes)
-        return f"{notes}{text(self)}\n\n{self.chart()}"
+        """The text, with notes, and the chart of ``tsfl explain``."""
+        return f"{text(self)}\n\n{self.chart()}"
 
     def chart(self, end: float = 0.0, width: int = _COLUMNS) -> str:
         """The timeline as text, one line per client.
@@ -76,17 +87,21 @@ class Explanation(NamedTuple):
         return figure_of(self.timeline, values_of(self.prepared))
 
 
-def explain(config: Config, **custom: Any) -> Explanation:
-    """Explain an experiment without training or compiling it.
+def explain(
+    config: Config, *, timed: bool = False, stream: IO[str] | None = None, **custom: Any
+) -> Explanation:
+    """Explain an experiment without training it.
 
     Args:
       config: all settings.
+      timed: whether to compile it and to time its first calls, for `timing`.
+      stream: gets the progress of that.
       **custom: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
 
     Returns:
       `Explanation`, which prints as ``tsfl explain`` does: `schedule` and `trace`
       (which client delivers what when), `work`, `costs` (bytes, seconds and joules of
-      each client), `memory`, `timeline`; ``chart()`` is the timeline as text,
+      each client), `memory`, `timeline`, `timing`; ``chart()`` is the timeline as text,
       ``plot()`` as a figure.
 
     Raises:
@@ -103,7 +118,30 @@ def explain(config: Config, **custom: Any) -> Explanation:
         timeline=_timeline(prepared.workload),
         memory=memory.estimate(prepared, mesh.size, _width(prepared, mesh)),
         costs=costs_of(prepared, deliveries.claimed(times) > 0, times.client),
+        timing=_timing_of(prepared, mesh, stream) if timed else None,
     )
+
+
+def _timing_of(prepared: Prepared, mesh: Mesh, stream: IO[str] | None) -> Timing:
+    """Compile a run, time some calls, extrapolate by updates and by their steps."""
+    memory.check(prepared, mesh.size)
+    begun = time.perf_counter()
+    with progress.ticking(stream, "drawing the first model"):
+        program, arrays = lanes.single(prepared, mesh)
+    compiled = program.compile(arrays, stream)
+    middle = time.perf_counter()
+    is_sequential = prepared.mapping == "sequential"  # else the longest client decides
+    steps = prepared.steps.sum(1) if is_sequential else prepared.steps.max(1)
+    work = np.stack([np.ones(len(steps)), steps + 1])
+    seconds, rates, last = 0.0, [], 0
+    for chunk in compiled.chunks(arrays):
+        seconds, last = seconds + chunk.seconds, chunk.last
+        rates.append(chunk.seconds / work[:, chunk.first : last].sum(1))
+        if seconds > 10:
+            break
+    # The first call also loads the program.
+    training = seconds + np.array(rates[1:] or rates) * work[:, last:].sum(1)
+    return Timing(middle - begun, training.min(), training.max(), last)
 
 
 def _width(prepared: Prepared, mesh: Mesh) -> int:
@@ -172,6 +210,16 @@ def _clients_text(plan: Explanation) -> str:
     return f"{words}, {ever:,} ever"
 
 
+def _time_text(timing: Timing, updates: int) -> str:
+    """How long a run takes, and how well that is known."""
+    parts = timing.compiling + (timing.least + timing.most) / 2, *timing[:3]
+    texts = [f"{s:.1f} s" if s < 100 else f"{s / 60:.1f} min" for s in parts]
+    words = "about {}: {} to compile, {} to {} to train; ".format(*texts)
+    words += f"{timing.updates:,} of {updates:,} updates were timed"
+    words += ", the others scaled by number and by steps" * (timing.updates < updates)
+    return f"{words}; files come on top"
+
+
 def text(plan: Explanation) -> str:
     """Format an explanation as text, in lines of at most 99 characters."""
     s, work, line = values_of(plan.prepared), plan.work, plan.timeline
@@ -219,7 +267,10 @@ def text(plan: Explanation) -> str:
         f"{chunk_of(plan.prepared)} updates per compiled call",
         "memory": f"≥ {size_text(total)} on a device, without activations; {parts}",
     }
+    if plan.timing:
+        table["time"] = _time_text(plan.timing, updates)
+    rows = [*table.items(), *(("note", note) for note in plan.prepared.notes)]
     return "\n".join(
         textwrap.fill(f"{n:<{_NAME}}{words}", _COLUMNS, subsequent_indent=" " * _NAME)
-        for n, words in table.items()
+        for n, words in rows
     )

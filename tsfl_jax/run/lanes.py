@@ -6,7 +6,7 @@ its own. A single run is a group of one.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,15 +39,16 @@ def group(prepared_runs: Sequence[Prepared]) -> list[list[int]]:
 
 
 def causes_of(groups: list[list[int]], prepared_runs: Sequence[Prepared]) -> str:
-    """The settings that divide runs into groups: of one value in each of these."""
+    """The settings that divide runs into groups, by name with their first values."""
     settings = [[values_of(prepared_runs[i]) for i in members] for members in groups]
     causes = []
     for name in settings[0][0]:
         texts = [{str(run.get(name)) for run in members} for members in settings]
         values = dict.fromkeys(text for group in texts for text in sorted(group))
         if len(values) > 1 and all(len(group) == 1 for group in texts):
-            causes.append(f"{name}={', '.join(values)}")
-    return "; ".join(causes) or "what their seeds draw"
+            dots = ", …" * (len(values) > 4)
+            causes.append(f"{name} ({', '.join([*values][:4])}{dots})")
+    return " and ".join(causes) or "number of clients or updates that seeds draw"
 
 
 class Group(NamedTuple):
@@ -87,7 +88,7 @@ def largest(members: Sequence[Prepared]) -> Prepared:
     return max(members, key=lambda p: p.partition.indices.nbytes)
 
 
-def runs_per_call(group: Group) -> int:
+def runs_per_call(group: Group, stream: IO[str] | None = None) -> int:
     """Choose the number of runs of one compiled call.
 
     One after another: a few. Side by side (vmapped): what fits into 80 % of the
@@ -97,7 +98,7 @@ def runs_per_call(group: Group) -> int:
     if members[0].mapping == "sequential" or "bytes_limit" not in stats:
         return min(ONE_CALL, len(members))
     one = make_arrays(group, members[:1], estimates=False)
-    memory = group.program.compile(one).memory()
+    memory = group.program.compile(one, stream).memory()
     free = 0.8 * stats["bytes_limit"] - memory["arguments"]
     fits = int(free // max(memory["temporary"], 1))
     return max(1, min(fits, len(members)))

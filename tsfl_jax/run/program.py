@@ -31,6 +31,7 @@ from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.run import initial_estimates
 from tsfl_jax.run.identity import values_of
+from tsfl_jax.timeline import FRAMEWORKS
 from tsfl_jax.types import HParams, PRNGKey, parts_of
 
 
@@ -69,6 +70,7 @@ class Program(NamedTuple):
     mesh: Mesh
     intervals: int  # T, intervals or updates of a whole run
     chunk: int  # R, of one call
+    title: str  # what it trains, "T-SFL interval of 20 clients"
 
     @property
     def spec(self) -> ProgramSpec:
@@ -93,11 +95,12 @@ class Program(NamedTuple):
     def compile(self, arrays: Arrays, stream: IO[str] | None = None) -> "Compiled":
         """Lower and compile for arrays of these shapes, with lines on a stream."""
         arguments = self.arguments(arrays, arrays.start, 0)
-        progress.log(stream, "compiling …")
+        progress.log(stream, f"compiling … ({self.title})")
         begun = time.perf_counter()
-        lowered = self.lower(*arguments)
-        middle = time.perf_counter()
-        call = lowered.compile()
+        with progress.ticking(stream, "compiling", f" ({self.title})"):
+            lowered = self.lower(*arguments)
+            middle = time.perf_counter()
+            call = lowered.compile()
         end = time.perf_counter()
         progress.log(stream, f"compiled in {end - begun:.1f} s")
         return Compiled(self, call, middle - begun, end - begun)
@@ -232,7 +235,16 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     make = _lanes_run if is_ours else _lanes_run.__wrapped__
     run = make(parts, mesh, side_by_side)
     chunk = min(map(chunk_of, members))
-    return Program(run, parts, mesh, len(any_member.steps), chunk)
+    length, title = len(any_member.steps), _title_of(any_member)
+    return Program(run, parts, mesh, length, chunk, title)
+
+
+def _title_of(prepared: Prepared) -> str:
+    """What a program trains, in words."""
+    name, count = prepared.config.timeline.framework, prepared.slots
+    label = f"{FRAMEWORKS[name].label or name} " if name in FRAMEWORKS else ""
+    unit = "interval" if prepared.workload.schedule.in_order else "update"
+    return f"{label}{unit} of {count:,} client{'s' * (count != 1)}"
 
 
 def scored_of(prepared: Prepared, number: int) -> evaluation.Scored | None:

@@ -78,8 +78,8 @@ class Result(NamedTuple):
 
     def __repr__(self) -> str:
         """What the command line prints at its end, and what one can do with it."""
-        methods = ".summary .history .params .to_xarray() .to_pandas() .plot()"
-        return f"{bars.summary_text(self.summary)}\n{methods}"
+        names = ".summary .history .params .module() .to_xarray() .to_pandas() .plot()"
+        return f"{bars.summary_text(self.summary)}\n{names}"
 
     def to_xarray(self) -> Any:
         """The history as an `xarray.Dataset`; see `report.table`."""
@@ -88,6 +88,12 @@ class Result(NamedTuple):
     def to_pandas(self) -> Any:
         """A data frame with one line per interval."""
         return table.to_pandas(self.to_xarray())
+
+    def module(self, model: Any) -> Any:
+        """The trained nnx module; `model` is that of `simulate`."""
+        from tsfl_jax.models import nnx_modules  # importing nnx takes a second
+
+        return nnx_modules.module_of(model, self.params)
 
     def plot(self) -> Any:
         """A Matplotlib figure of accuracy and losses against the interval."""
@@ -208,24 +214,23 @@ def _train(
         return progress, 0.0
     compiled = exp.program.compile(exp.arrays, stream)
     save = folder and functools.partial(_save, exp, folder)
-    with bars.bar(stream, total, first) as bar:
+    bar = bars.bar(stream, total, first)
 
-        def show(chunk: Chunk, progress: Progress) -> bool:
-            history = progress.of_run()
-            scores = map(
-                summaries.last_measured, (history.test_accuracy, history.train_loss)
-            )
-            calls.advance(bar, chunk, 1, bars.results_text(*scores))
-            is_ended = False
-            if writers.writers:
-                rows = summaries.rows_of(exp.prepared, history, chunk.first)
-                seconds = float(progress.seconds)
-                is_ended = writers.report([r | {"wall_time": seconds} for r in rows])
-            return is_ended or _is_reached(exp, progress)
+    def show(chunk: Chunk, progress: Progress) -> bool:
+        history = progress.of_run()
+        series = history.test_accuracy, history.train_loss
+        scores = map(summaries.last_measured, series)
+        calls.advance(bar, chunk, 1, bars.results_text(*scores))
+        is_ended = False
+        if writers.writers:
+            rows = summaries.rows_of(exp.prepared, history, chunk.first)
+            seconds = float(progress.seconds)
+            is_ended = writers.report([r | {"wall_time": seconds} for r in rows])
+        return is_ended or _is_reached(exp, progress)
 
-        progress = calls.train(
-            compiled, exp.arrays, progress, show=show, stop=stop, save=save
-        )
+    progress = calls.train(
+        compiled, exp.arrays, progress, show=show, stop=stop, save=save
+    )
     progress = progress._replace(state=jax.device_get(progress.state))
     if save:
         save(progress)

@@ -12,6 +12,7 @@ import json
 import pathlib
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import IO, Any, NamedTuple
@@ -172,7 +173,8 @@ def make(
         sum(map(drawn_bytes, configs)),
         f"schedules and splits of {len(configs):,} runs",
     )
-    runs = prepare_all(configs, parts)
+    with progress.ticking(stream, f"preparing {len(configs):,} runs"):
+        runs = prepare_all(configs, parts)
     if folder:
         is_new = not (folder / "lanes").exists()  # and is not made if refused
         for members in lanes.group(runs) if is_new else ():
@@ -350,22 +352,29 @@ def run_all(sweep: Sweep) -> dict[int, Finished]:
     groups = [members for members in lanes.group(runs) if {*members} - {*finished}]
     if len(groups) > 1:
         causes = lanes.causes_of(groups, runs)
-        progress.log(stream, f"{len(groups)} programs, because of {causes}")
+        progress.log(stream, f"{len(groups)} programs, one for each {causes}")
     if finished:
         progress.log(stream, f"{len(finished)} runs were finished already")
         sweep.watch({i: run.history for i, run in finished.items()})
     lengths = [len(p.steps) for p in runs]
     first = sum(lengths[i] for i in finished)
-    with progress.bar(stream, sum(lengths), first) as bar:
-        for members in groups:
-            for finished_call in _run_group(sweep, members, bar, finished):
-                finished |= finished_call
-                sweep.watch({i: finished[i].history for i in sorted(finished)})
-                if len(finished) < len(runs):
-                    if sweep.is_whole:
-                        _write_partly(sweep, finished)
-                    if sweep.stop():
-                        raise KeyboardInterrupt
+    compiles: list[float] = []  # seconds of each program so far
+
+    def later() -> float:
+        return (len(groups) - len(compiles)) * float(np.mean(compiles or 0.0))
+
+    bar = progress.bar(stream, sum(lengths), first, later)
+    for number, members in enumerate(groups, 1):
+        place = f", {number} of {len(groups)} programs" * (len(groups) > 1)
+        group_runs = _run_group(sweep, members, bar, finished, compiles, place)
+        for finished_call in group_runs:
+            finished |= finished_call
+            sweep.watch({i: finished[i].history for i in sorted(finished)})
+            if len(finished) < len(runs):
+                if sweep.is_whole:
+                    _write_partly(sweep, finished)
+                if sweep.stop():
+                    raise KeyboardInterrupt
     return finished
 
 
@@ -374,16 +383,22 @@ def _run_group(
     members: list[int],
     bar: progress.Advance,
     finished: Collection[int],
+    compiles: list[float],
+    place: str,
 ) -> Iterator[dict[int, Finished]]:
     """The unfinished runs of one program, a call at a time."""
+    stream, entered = sweep.stream, time.perf_counter()
     prepared_runs = [sweep.runs[i] for i in members]
     memory.check(lanes.largest(prepared_runs), sweep.mesh.size)
     group = lanes.make_group(prepared_runs, sweep.mesh)
-    count = min(sweep.runs_per_call or lanes.runs_per_call(group), len(members))
+    count = min(sweep.runs_per_call or lanes.runs_per_call(group, stream), len(members))
     unfinished = [i for i in members if i not in finished]
     begun = _store(sweep, group, unfinished[:count], count)
     if not (begun and begun.folder.exists()):  # else it goes on with its idle runs
         count = min(count, len(unfinished))
+        folder = sweep.folder if sweep.is_whole and not finished else None
+        if folder and any(folder.glob("[lr]*/*")):  # of lanes/ and running/
+            progress.log(stream, f"{folder} has other settings: all begins again")
     compiled = None
     for first in range(0, len(unfinished), count):
         indices = unfinished[first : first + count]
@@ -394,12 +409,16 @@ def _run_group(
             words = f"best accuracy {best:.1f} %" if best else "no accuracy"
             calls.advance(bar, chunk, num_runs, words)
 
-        arrays = lanes.make_arrays(group, [sweep.runs[i] for i in indices], count)
-        compiled = compiled or group.program.compile(arrays, stream=sweep.stream)
+        with progress.ticking(stream, "drawing first models"):
+            arrays = lanes.make_arrays(group, [sweep.runs[i] for i in indices], count)
+        if not compiled:
+            program = group.program._replace(title=group.program.title + place)
+            compiled = program.compile(arrays, stream)
+            compiles.append(time.perf_counter() - entered)
         standing = calls.at_start(compiled.program, arrays)
         store = _store(sweep, group, indices, count)
         if store:
-            standing = store.restored(standing, progress.warn_to(sweep.stream))
+            standing = store.restored(standing, progress.warn_to(stream))
         if standing.finished:
             show(standing.as_chunk())
         end = calls.train(

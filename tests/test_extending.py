@@ -293,6 +293,7 @@ for wrong in (
 """
 
 
+@pytest.mark.slow
 def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path):
     """It trains, is swept in one program, explained, reported and documented."""
     linear = "Part(lambda k, own, form: Linear(k, own.bias), (), (LinearConfig,)),"

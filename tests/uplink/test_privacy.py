@@ -213,7 +213,11 @@ def test_epsilon_of_unequal_weights_is_that_of_the_library():
 
 @pytest.mark.parametrize(
     ("sampler", "weighting"),
-    [("uniform", "mean"), ("poisson", "inverse"), ("poisson", "ratio")],
+    [
+        pytest.param("uniform", "mean", marks=pytest.mark.slow),
+        ("poisson", "inverse"),
+        ("poisson", "ratio"),
+    ],
 )
 def test_epsilon_of_sampled_cohorts_is_that_of_their_event(sampler, weighting):
     dp = pytest.importorskip("dp_accounting")

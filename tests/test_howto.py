@@ -32,7 +32,7 @@ def blocks(page, *languages):
 
 
 # Train twelve runs and more.
-SLOW = {(f"{name}.md", 0) for name in ("tune", "compression", "privacy")}
+SLOW = {(f"{name}.md", 0) for name in ("tune", "compression", "privacy", "attacks")}
 
 
 def marks(page, number):

@@ -83,6 +83,10 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "dms.coupling_late": {"algorithm": "dms", "dms.late": 1},
     "data.shape": {"data.name": "synthetic", "data.num_classes": 3},
 }
+TIERS = {"cohort.size": 2, "cohort.sampler": "tifl", "timeline.framework": "sfl"}
+TIERS |= {"cohort.tiers": 2}
+COMPANIONS |= dict.fromkeys(("cohort.tier_chances", "cohort.tier_credits"), TIERS)
+COMPANIONS["cohort.tiers"] = TIERS
 COMPANIONS["clip.rate"] = {"uplink.chain": "clip", "clip.quantile": 0.5}
 for name in SETTINGS:
     if name.startswith("noise."):
@@ -116,6 +120,9 @@ VALUES: dict[str, Any] = {
     "timeline.speeds": "client,seconds\n0,0.2\n1,0.5\n2,1\n3,0.1\n4,0.3\n",
     "timeline.availability": ONLINE,
     "timeline.copula": "seconds rarity 0.8",
+    "timeline.bandwidth_down": "constant(1e4)",
+    "timeline.bandwidth_up": "constant(1e4)",
+    "timeline.power": "5,1.5,0.5",
     "model.frozen": "Dense_0",
     "model.local": "Dense_1",
     "uplink.chain": "topk",
@@ -129,6 +136,8 @@ VALUES: dict[str, Any] = {
     "cohort.size": 2,
     "cohort.candidates": 4,
     "cohort.ask": 3,
+    "cohort.tier_chances": (1, 3),
+    "cohort.tier_credits": (1, 5),
     "partition.kind": "iid",
     "noise.epsilon": 5.0,
 }

@@ -158,7 +158,9 @@ def descended(w, rows, steps):
     return w - start
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "median"])
+@pytest.mark.parametrize(
+    "rule", [pytest.param("fedavg", marks=pytest.mark.slow), "median"]
+)
 def test_intervals_are_those_of_numpy(rule):
     points = [{"attack.kind": kind, "attack.strength": s} for kind, s in KINDS]
     swept = tsfl_jax.sweep(regression(algorithm=rule), points, **PARTS_OF_RUN)
@@ -245,6 +247,7 @@ def test_without_a_share_nothing_changes_and_a_sweep_has_the_single_runs():
         np.testing.assert_array_equal(losses, one.history["test_loss"])
 
 
+@pytest.mark.slow
 def test_robust_rules_survive_where_the_mean_does_not():
     settings = {"attack__kind": "sign_flip", "attack__strength": 5.0, "report_every": 0}
     settings |= {"attack__share": 0.2, "num_clients": 10, "num_intervals": 20}

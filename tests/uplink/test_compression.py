@@ -218,8 +218,7 @@ def replay(kind, times, weights, compress, feedback):
     return versions
 
 
-FAST = [("fedavg", "sign", "ef"), ("fedbuff", "topk", "ef"), ("afl", "topk", "ef")]
-FAST += [("cohort", "topk", "ef21"), ("scaffold", "topk", "none")]
+FAST = [("fedavg", "sign", "ef"), ("afl", "topk", "ef"), ("scaffold", "topk", "none")]
 SLOW = itertools.product(SETTINGS, ["topk", "sign"], ["none", "ef", "ef21"])
 
 

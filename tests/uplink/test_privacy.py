@@ -104,6 +104,7 @@ def test_noise_has_the_standard_deviation_of_its_sensitivity():
     assert sent["params"].std() == pytest.approx(1.5 * 2, rel=0.02)
 
 
+@pytest.mark.slow
 def test_without_noise_the_bits_are_those_of_before():
     plain = tsfl_jax.simulate(config_of(uplink__chain=""))
     off = {"noise__multiplier": 0.0, "clip__norm": 100.0}
@@ -212,7 +213,11 @@ def test_epsilon_of_unequal_weights_is_that_of_the_library():
 
 @pytest.mark.parametrize(
     ("sampler", "weighting"),
-    [("uniform", "mean"), ("poisson", "inverse"), ("poisson", "ratio")],
+    [
+        pytest.param("uniform", "mean", marks=pytest.mark.slow),
+        ("poisson", "inverse"),
+        ("poisson", "ratio"),
+    ],
 )
 def test_epsilon_of_sampled_cohorts_is_that_of_their_event(sampler, weighting):
     dp = pytest.importorskip("dp_accounting")
@@ -244,6 +249,7 @@ def test_epsilon_of_sampled_cohorts_is_that_of_their_event(sampler, weighting):
     assert 0.995 < target.privacy.epsilon[-1] <= 1
 
 
+@pytest.mark.slow
 def test_a_target_is_met_by_the_z_that_the_run_has(tmp_path):
     pytest.importorskip("dp_accounting")
     config = config_of(noise__epsilon=3.0)

@@ -85,8 +85,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
 }
 TIERS = {"cohort.size": 2, "cohort.sampler": "tifl", "timeline.framework": "sfl"}
 TIERS |= {"cohort.tiers": 2}
-COMPANIONS |= dict.fromkeys(("cohort.tier_chances", "cohort.tier_credits"), TIERS)
-COMPANIONS["cohort.tiers"] = TIERS
+COMPANIONS |= {f"cohort.{n}": TIERS for n in ("tiers", "tier_chances", "tier_credits")}
 COMPANIONS["clip.rate"] = {"uplink.chain": "clip", "clip.quantile": 0.5}
 for name in SETTINGS:
     if name.startswith("noise."):

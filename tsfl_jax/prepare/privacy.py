@@ -87,8 +87,6 @@ def account(
         return None, hparams
     check(config, rule, network.params)
     dp = package("dp_accounting", "privacy")
-    from scipy import optimize  # takes a while to import
-
     rho, last = _weights(config, rule, workload, hparams), len(workload.places) - 1
     units, target = _units(config, workload, rho), config.noise.epsilon
     sampled = None if custom.sampler else _sampled(dp, config, workload, rho)
@@ -105,6 +103,8 @@ def account(
     if target:
         z = dp.get_sigma_gaussian(target, delta) * units[last] ** 0.5
         if sampled and epsilon(_LEAST, last)[0] > target:
+            from scipy import optimize  # takes a while to import
+
             z = (
                 _TOLERANCE
                 + optimize.root_scalar(

@@ -1,5 +1,6 @@
 """Strict JAX settings for every test."""
 
+import functools
 import gc
 import os
 
@@ -54,6 +55,7 @@ if os.environ.get("CHECK_ANNOTATIONS"):
 from tests import launches  # noqa: E402
 from tsfl_jax import config  # noqa: E402
 from tsfl_jax.engine import devices  # noqa: E402
+from tsfl_jax.report import files, style  # noqa: E402
 
 # Nearly all the time of the suite goes to XLA compiling small programs that run for
 # milliseconds, so they are compiled plainly. XLA ends the process at a flag it does
@@ -90,18 +92,58 @@ def pytest_collection_finish():
 def compile_once(pytestconfig, tmp_path_factory):
     """A program comes from a cache that all tests share, and later runs of the suite.
 
-    `pytest --cache-clear` empties it; without pytest's cache it is as old as the suite.
+    `pytest --cache-clear` empties it, as 2 GiB do; without pytest's cache it is as old
+    as the suite. JAX's own limit would look through the whole folder for each program.
     """
     cache = getattr(pytestconfig, "cache", None)
     folder = cache.mkdir("xla") if cache else tmp_path_factory.mktemp("xla")
+    entries = [*folder.iterdir()]
+    is_first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+    if is_first and sum(path.stat().st_size for path in entries) > 2**31:
+        for path in entries:
+            path.unlink(missing_ok=True)
     for name, value in (
         ("jax_compilation_cache_dir", str(folder)),
-        ("jax_compilation_cache_max_size", 2**31),
         ("jax_persistent_cache_min_compile_time_secs", 0.1),
         ("jax_persistent_cache_min_entry_size_bytes", -1),
     ):
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)  # for the processes that tests start
+
+
+def _look(figure) -> tuple:
+    """What makes drawing a figure another task: its panels, and what is in them."""
+    return tuple(
+        (
+            *(axes.get_xlabel(), axes.get_ylabel(), axes.get_title()),
+            *(axes.get_xscale(), axes.get_yscale()),
+            *(len(a) for a in (axes.lines, axes.patches, axes.collections, axes.texts)),
+        )
+        for axes in figure.axes
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def draw_each_kind_once():
+    """A figure whose panels have been drawn already has the picture of the first.
+
+    Runs with a folder spent more time on pictures than on training. Nor does git look
+    at the whole checkout for every summary.
+    """
+    save, pictures = style.save, {}
+
+    def save_kind(figure, path):
+        kind = _look(figure), path.name
+        if kind not in pictures:
+            pictures[kind] = save(figure, path).read_bytes()
+        with files.replacing(path) as file:
+            file.write(pictures[kind])
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "save", save_kind)
+        patch.setattr(files, "_commit", functools.cache(files._commit))
+        yield
 
 
 @pytest.fixture(scope="session")

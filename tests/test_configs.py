@@ -64,7 +64,7 @@ def test_frameworks_can_be_explained_on_the_digits(name):
 # The fast suite has every network in test_models, every framework in test_replay.
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n != "smoke")) for n in FILES],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n != "digits_case3")) for n in FILES],
 )
 def test_runs_two_intervals_on_synthetic_data_of_its_shape(name, tmp_path):
     chosen, _ = load(name)

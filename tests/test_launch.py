@@ -40,13 +40,17 @@ def test_a_slip_is_answered_in_one_line(tmp_path, launch):
 def test_a_sweep_from_the_command_line(tmp_path, launch):
     """Into a folder of the home: a shell does not expand the ~ of --workdir=~/swept."""
     place = os.path.relpath(tmp_path / "swept", pathlib.Path.home().resolve())
-    swept = ["--sweep=seed=0:2", "--sweep=algorithm=dms,fedavg", f"--workdir=~/{place}"]
+    swept = [
+        "--sweep=seed=0:2",
+        "--sweep=algorithm=fedbuff,fedavg",
+        f"--workdir=~/{place}",
+    ]
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
     assert code == 0, err
     assert "4 runs; results in " in err
     assert "interval 4/8, best accuracy " in err
     assert "interval 8/8, best accuracy " in err
-    assert "| dms | 2 |" in out and "| fedavg | 2 |" in out
+    assert "| fedbuff | 2 |" in out and "| fedavg | 2 |" in out
     rows = (tmp_path / "swept" / "results.jsonl").read_text().splitlines()
     # There are two clients.
     used = min(len(os.sched_getaffinity(0)), 2)

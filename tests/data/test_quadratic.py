@@ -29,6 +29,7 @@ def settings(**changes) -> Config:
         "lr": 0.2,
         "batch_size": 4,
         "momentum": 0.0,
+        "devices": 1,
         "checkpoint": False,
         "data.name": "quadratic",
         "model.name": "quadratic",

@@ -26,6 +26,7 @@ def data(y, test=None, num_classes=0):
 def config(**settings):
     start = {"num_intervals": 3, "num_clients": 4, "batch_size": 8, "momentum": 0.0}
     start |= {"algorithm": "fedavg", "schedule.data_size": 32, "model.name": "mlp"}
+    start["devices"] = 1
     settings = {name.replace("__", "."): v for name, v in settings.items()}
     return replace(tsfl_jax.Config(), start | settings)
 

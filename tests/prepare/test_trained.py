@@ -25,7 +25,7 @@ from tsfl_jax.types import UserError
 
 
 def config_of(**changes):
-    """Sizes are the same in all intervals: the split does not depend on T."""
+    """Sizes and work are the same in all intervals: nothing depends on T."""
     settings = {
         "hidden": 5,
         "algorithm": "fedavg",
@@ -33,8 +33,8 @@ def config_of(**changes):
         "report_every": 1,
         "lr": 0.1,
         "schedule__data_size": 32,
-        "schedule__kind": "distribution",
-        "schedule__tau_groups": "uniform(1, 4)",
+        "schedule__kind": "explicit",
+        "schedule__tau": (1, 3, 2, 1),
         "partition__kind": "iid",
     }
     return small(**settings | changes)

@@ -142,6 +142,8 @@ def test_versions_name_the_packages_and_do_without_git(monkeypatch):
         raise FileNotFoundError("git")
 
     monkeypatch.setattr(files.subprocess, "run", missing)
+    uncached = files._commit.__wrapped__  # conftest keeps its answer
+    monkeypatch.setattr(files, "_commit", uncached)
     assert files.versions()["git_commit"] is None
 
 

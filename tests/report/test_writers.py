@@ -23,7 +23,8 @@ SMALL = {
     "batch_size": 8,
     "lr": 0.03,
     "algorithm": "fedavg",
-    "report_every": 3,
+    "report_every": 1,  # as where a run may end early
+    "devices": 1,
     "schedule.data_size": 32,
     "partition.kind": "iid",
     "model.hidden": 0,
@@ -104,7 +105,7 @@ def followed(tmp_path_factory):
             run = tsfl_jax.simulate(config_of(), workdir=folder / "run", writers=names)
             with (folder / "run" / "metrics.csv").open("a") as file:
                 if not records:
-                    assert run.summary["num_intervals"] == 2  # intervals of a call
+                    assert run.summary["num_intervals"] == 2
                     assert "ended after interval 2 of 8" in run.summary["notes"][-1]
                     file.write("3,of a call that was not saved\n")
     return folder / "run", records

@@ -230,7 +230,7 @@ def test_in_a_simulation_as_the_others_alone():
     config = replace(config, {"model.hidden": 0, "devices": 1})
     config = replace(config, {"schedule.kind": "explicit", "schedule.tau": tau})
     nova = replace(config, {"algorithm": "fednova"})
-    two = replace(config, {"num_clients": 2, "schedule.tau": tau[1:]})
+    two = replace(nova, {"schedule.tau": (0, 30, 30)})
     points = {"algorithm": ["fednova", "fedavg"]}
     swept = tsfl_jax.sweep(nova, points, dataset=dataset, partition=lists)
     assert (swept.history["num_discarded"] == 1).all()
@@ -241,7 +241,7 @@ def test_in_a_simulation_as_the_others_alone():
     np.testing.assert_array_max_ulp(losses[0], found.history["test_loss"][0], 1)
     assert found.history["num_discarded"].tolist() == [1]
     # Both alone have ‖a‖ = 30; with all three τ_eff is 62/3.
-    parts = {"dataset": dataset, "partition": lists[1:]}
+    parts = {"dataset": dataset, "partition": lists}
     alone, still = (
         tsfl_jax.simulate(replace(two, {"lr": lr}), **parts) for lr in (0.01, 1e-30)
     )

@@ -201,7 +201,11 @@ WAYS = [resumed, longer, in_a_sweep, on_two_devices]
 ONLY = {longer: ["scaffold", "learning rates", "timeline", "local layers"]}
 # The regret's last bits depend on the devices, see `identity.depends_on_devices`.
 ONLY[on_two_devices] = [kind for kind in KINDS if kind != "online"]
-FAST = {resumed: ["local layers"], longer: ["scaffold"], on_two_devices: ["dms"]}
+FAST = {
+    resumed: ["local layers with a period"],
+    longer: ["scaffold"],
+    on_two_devices: ["dms"],
+}
 
 
 @pytest.mark.parametrize(

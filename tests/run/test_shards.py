@@ -19,9 +19,7 @@ from tsfl_jax.run import lanes, shards, sweeps
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-POINTS = [{"seed": s, "algorithm": a} for s in (0, 1) for a in ("fedavg", "dms")]
-
-
+POINTS = [{"seed": s, "algorithm": a} for s in (0, 1) for a in ("fedavg", "fedbuff")]
 CONFIG = problems.small(num_intervals=4, schedule__data_size=32)
 
 

@@ -34,7 +34,7 @@ def run(title: str) -> tuple[dict, str]:
 def small(**settings) -> tsfl_jax.Config:
     """Two intervals of four clients on digits, by a rule that compiles quickly."""
     values = {"num_intervals": 2, "num_clients": 4, "batch_size": 8}
-    values |= {"algorithm": "fedavg", "schedule.data_size": 32}
+    values |= {"algorithm": "fedavg", "schedule.data_size": 32, "devices": 1}
     return replace(tsfl_jax.Config(), values | settings)
 
 
@@ -102,7 +102,8 @@ def test_batch_statistics_become_the_mean_whatever_the_server_s_step():
     for name, rule in rules.items():
         state = tsfl_jax.init_rule(rule, start, num_clients=2, size=[1, 1])
         given = {"hparams": hparams, "tau": [1, 1], "size": [1, 1]}
-        moved, _ = tsfl_jax.aggregate(rule, updates, start, state, **given)
+        aggregate = jax.jit(functools.partial(tsfl_jax.aggregate, rule, **given))
+        moved, _ = aggregate(updates, start, state)
         np.testing.assert_allclose(moved["params"]["w"], [4.0], rtol=1e-6, err_msg=name)
         found = moved["batch_stats"]["var"]
         np.testing.assert_allclose(found, [0.4, 0.015], atol=1e-6, err_msg=name)
@@ -119,7 +120,7 @@ def test_what_does_not_move_has_a_derivative(name):
         new, _ = tsfl_jax.aggregate(rule, updates, params, state)
         return new["w"].sum()
 
-    assert np.isfinite(jax.grad(moved)(1.0))
+    assert np.isfinite(jax.jit(jax.grad(moved))(1.0))
 
 
 def test_weights_that_cannot_be_used_are_counted():
@@ -322,7 +323,7 @@ def test_mixup_gets_what_the_loss_gets(kind):
     y, x = MIXED[kind], np.float32([[1, 2], [-1, 0.5], [0.3, -2], [2, 1]])
     data = tsfl_jax.make_dataset(x, y, x, y)
     config = tsfl_jax.Config(num_intervals=2, num_clients=2, batch_size=2, lr=0.1)
-    config.algorithm, config.momentum = "fedavg", 0.0
+    config.algorithm, config.momentum, config.devices = "fedavg", 0.0, 1
     config.schedule.kind, config.schedule.tau = "explicit", (3,)
     shape = (2, y[0].size)
     given = {
@@ -398,7 +399,8 @@ def test_learning_rates_of_intervals():
 
     def rates(kind):
         given = hparams._replace(lr_schedule=[*LR_SCHEDULES].index(kind))
-        of = jax.vmap(lambda t: optimizers.in_interval(given, t).lr)
+        factors = optimizers.lr_factors()
+        of = jax.vmap(lambda t: optimizers.in_interval(given, t, factors).lr)
         return of(jnp.arange(4))
 
     wanted = {

@@ -1,9 +1,11 @@
 """The worked examples of docs/architecture.md run, each as it stands."""
 
+import linecache
 import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ import pytest
 
 import tsfl_jax
 from tests import examples
+from tsfl_jax import __main__, registry
 from tsfl_jax.rules.base import weights_of
 
 TEXT = examples.text("architecture.md")
@@ -231,6 +234,7 @@ HELD_BACK = Uplink(init, send=send, section=HeldBack)
 USE = """
 import contextlib
 import io
+import sys
 
 import numpy as np
 import tsfl_jax
@@ -267,10 +271,11 @@ start, half, whole = (
 np.testing.assert_allclose(half, (whole + start) / 2, rtol=1e-5, atol=1e-7)
 runs = {  # in every way of training
     "fedavg": {"cohort.size": 2},
-    "fedbuff": {"timeline.framework": "fedbuff", "timeline.buffer": 2},
     "median": {},
+    "fedbuff": {"timeline.framework": "fedbuff", "timeline.buffer": 2},
 }
-for rule, changes in runs.items():
+for rule in sys.argv[1:]:
+    changes = runs[rule]
     changed = replace(config, {"algorithm": rule} | changes)
     plain = tsfl_jax.simulate(changed).history["test_loss"]
     linked = replace(changed, {"uplink.chain": "held_back"})
@@ -340,15 +345,23 @@ TABLES = {  # in the package: the file, and the line that begins it
 }
 
 
+ALL_WAYS = ("fedavg", "median", "fedbuff")
+
+
 @pytest.mark.parametrize(
-    "way", [pytest.param(copy_with, marks=pytest.mark.slow), file_with]
+    ("way", "rules"),
+    [
+        (file_with, ("fedbuff",)),
+        pytest.param(file_with, ALL_WAYS, marks=pytest.mark.slow),
+        pytest.param(copy_with, ALL_WAYS, marks=pytest.mark.slow),
+    ],
 )
-def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path, way):
+def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path, way, rules):
     """It trains, is swept in one program, explained, reported and documented."""
     way(tmp_path)
     is_file = (tmp_path / "mine.py").exists()
     (tmp_path / "use.py").write_text("import mine\n" * is_file + USE)
-    outside, unknown, *ignored = printed(tmp_path, "use.py").splitlines()
+    outside, unknown, *ignored = printed(tmp_path, "use.py", *rules).splitlines()
     assert outside.startswith("--config.root.power=2.0: must be a finite float32")
     assert unknown.startswith("--config.uplink.chain=held_bak: unknown name; did you")
     assert ignored == [
@@ -365,28 +378,55 @@ def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path, way):
     assert (tmp_path / "sweep" / "summary.md").exists()
 
 
-def test_parts_of_a_file_on_the_command_line(tmp_path):
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs a command in this process, as one that has loaded nothing yet: (code, text).
+
+    A process of its own would spend most of its time on imports.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "sources", [])
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        linecache.clearcache()
+        monkeypatch.setattr(sys, "argv", ["tsfl", *words])
+        code = 0
+        try:
+            __main__.main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+def test_parts_of_a_file_on_the_command_line(tmp_path, command):
     file_with(tmp_path)
     small = "--config=digits_case3 --config.num_clients=4 --config.num_intervals=2 "
     small += "--config.partition.kind=iid --config.schedule.data_size=16 "
-    small += "--config.schedule.interval_seconds=10 "
+    small += "--config.schedule.interval_seconds=10 --config.devices=1 "
     chosen = "--config.timeline.framework=pairs --config.timeline.quota=3 "
     chosen += "--config.algorithm=root --config.schedule.kind=distribution "
     own = "--components=mine.py "
     settings = printed(tmp_path, "-m", "tsfl_jax", "settings", *own.split(), "root")
     assert settings.startswith("--config.root.power=0.5  (float)")
-    words = f"explain {own}{small}{chosen}"
-    told = printed(tmp_path, "-m", "tsfl_jax", *words.split())
+    code, told = command(*f"explain {own}{small}{chosen}".split())
+    assert code == 0, told
     assert "framework pairs (" in told and "quota=3" in told and "root on" in told
-    words = f"sweep {own}{small}{chosen}--sweep root.power=0,1 --workdir=swept"
-    assert "root.power" in printed(tmp_path, "-m", "tsfl_jax", *words.split())
-    words = f"run {own}{small}{chosen}--workdir=run"
-    printed(tmp_path, "-m", "tsfl_jax", *words.split())
+    swept = f"sweep {own}{small}{chosen}--sweep root.power=0,1 --workdir=swept"
+    code, told = command(*swept.split())
+    assert code == 0 and "root.power" in told, told
+    words = f"run {own}{small}{chosen}--workdir=run".split()
+    code, told = command(*words)
+    assert code == 0, told
     # Another text of the program is another experiment.
     text = (tmp_path / "mine.py").read_text()
     (tmp_path / "mine.py").write_text(text.replace("** hparams", "** 2 ** hparams"))
-    with pytest.raises(AssertionError, match="own root"):
-        printed(tmp_path, "-m", "tsfl_jax", *words.split())
+    code, told = command(*words)
+    assert code == 2 and "own root" in told
 
 
 @tsfl_jax.component("power")
@@ -402,7 +442,7 @@ class Power:
 def small():
     config = tsfl_jax.Config(num_intervals=2, num_clients=4, batch_size=8)
     config.schedule.kind, config.schedule.data_size = "case1", 32
-    config.report_every = 2
+    config.report_every, config.devices = 2, 1
     return config
 
 
@@ -467,6 +507,7 @@ def test_components_of_other_arguments_are_answered_in_one_line(parts, words):
 def test_a_schedule_of_ones_own_is_the_same_as_the_packages():
     """η_t = η min(1, (t + 1)/W), by the setting and by a function."""
     config = small()
+    config.algorithm = "fedavg"
     config.lr_warmup = 4
     warm = tsfl_jax.simulate(config).history["test_loss"]
     config.lr_warmup = 0

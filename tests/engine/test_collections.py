@@ -97,7 +97,8 @@ def test_fednova_by_hand():
         "params": {"w": jnp.ones((8, 1))},
         "batch_stats": {"var": jnp.float32(own - 1)[:, None]},
     }
-    new, _ = tsfl_jax.aggregate(rule, updates, params, tau=steps, steps=steps)
+    aggregate = jax.jit(lambda *args, **work: tsfl_jax.aggregate(rule, *args, **work))
+    new, _ = aggregate(updates, params, tau=steps, steps=steps)
     rho = np.array([1.0] * 7 + [0.1]) / 7.1  # ∝ 1/steps with equal sizes
     expected = (rho * own).sum()
     np.testing.assert_allclose(new["batch_stats"]["var"], [expected], rtol=1e-6)

@@ -79,7 +79,12 @@ def test_slopes_are_finite_differences_and_the_loss_that_of_the_model():
         np.testing.assert_allclose(slope[i], (up - down) / 2e-2, rtol=2e-2, atol=2e-3)
     model = jax.tree.map(lambda w, u: w + jnp.tensordot(rho, u, 1), params, updates)
     test = evaluation.make_test_set(DATA.x_train[30:50], DATA.y_train[30:50])
-    want = evaluation.evaluate(problems.mlp(), model, PROBLEM.samples, test, None)
+    evaluate = jax.jit(
+        lambda model: evaluation.evaluate(
+            problems.mlp(), model, PROBLEM.samples, test, None
+        )
+    )
+    want = evaluate(model)
     np.testing.assert_allclose(loss, want.loss, rtol=1e-5)
 
 

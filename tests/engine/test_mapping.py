@@ -153,7 +153,8 @@ def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
     )
     spec = ProgramSpec(batch_size=4, passes=3, train_all=False)
     rho, shares = jnp.array([0.0, 1.0, 0.0]), jnp.array([0.5, 0.5, 0.0])
-    on_device = mapping.device_clients(spec, clients, jnp.arange(3), rho, shares)
+    assign = jax.jit(lambda *args: mapping.device_clients(spec, clients, *args))
+    on_device = assign(jnp.arange(3), rho, shares)
     # In order of work, 2·2 steps of client 0, 1·2 of client 1 and none of client 2.
     assert on_device.place.tolist() == [0, 1, 2]
     assert on_device.clients.tau.tolist() == [2, 1, 0]

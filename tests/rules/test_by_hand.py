@@ -169,7 +169,8 @@ LOSS = jnp.array([2.0, jnp.nan, 1.0, 3.0])
 def test_features_by_hand():
     """max τ = 4, mean |D| = 20, mean loss = 2, one quarter of the run is over."""
     info = HAPPENED.info._replace(interval=jnp.int32(5))
-    found = learned.features(info, LOSS, HAPPENED.present, jnp.float32(20.0))
+    features = jax.jit(learned.features)
+    found = features(info, LOSS, HAPPENED.present, jnp.float32(20.0))
     log = np.log
     want = [
         [0.25, 0.75 * 0.25, log(0.5), 0.0, 0.0],
@@ -220,6 +221,7 @@ def test_unknown_losses_and_nobody_present():
 
 # ---- Sums in a finite field ----
 
+secure_sum = jax.jit(sb.secure_sum)
 RESIDUES = st.integers(0, sb.PRIME - 1)
 
 
@@ -260,7 +262,7 @@ def test_the_sum_is_the_mean_update_but_for_the_rounding(levels):
     )
     u = rng.normal(size=(4, 50)).astype(np.float32)
     u[3] = np.nan  # absent
-    found, _ = sb.secure_sum({"w": jnp.asarray(u)}, (), happened, hp)
+    found, _ = secure_sum({"w": jnp.asarray(u)}, (), happened, hp)
     rho = np.asarray(sb.secure_weights(happened.info, hp).rho, np.float64)
     assert rho[3] == 0 and rho.sum() == pytest.approx(1)
     # s = 1, 1/2, 1/3 in steps of 1/64: the last is rounded to 21 or 22 of them.
@@ -275,9 +277,9 @@ def test_a_sum_beyond_half_of_p_wraps_around():
     hp = problems.hparams(secure_buffer__levels=2**16, secure_buffer__weight_levels=64)
     fits = {"w": jnp.array([[200.0], [200.0]])}
     wraps = {"w": jnp.array([[300.0], [300.0]])}
-    assert float(sb.secure_sum(fits, (), happened, hp)[0]["w"][0]) == 200
+    assert float(secure_sum(fits, (), happened, hp)[0]["w"][0]) == 200
     expected = (600 * 2**22 - sb.PRIME) / (2 * 2**22)
-    found = float(sb.secure_sum(wraps, (), happened, hp)[0]["w"][0])
+    found = float(secure_sum(wraps, (), happened, hp)[0]["w"][0])
     assert found == pytest.approx(expected, rel=1e-6)
 
 
@@ -305,7 +307,7 @@ def test_accumulation_is_fine_in_float32(momentum):
 
 def test_accumulation_has_a_slope_in_the_momentum():
     """a_3 = 3 + 2m + m²: slope 2 + 2m, 2 at m = 0; nothing for 0 and 1 steps."""
-    slope = jax.jacobian(fednova.accumulation, argnums=1)
+    slope = jax.jit(jax.jacobian(fednova.accumulation, argnums=1))
     np.testing.assert_array_equal(slope(jnp.array([0, 1, 3]), 0.5), [0, 0, 3])
     np.testing.assert_array_equal(slope(jnp.array([0, 1, 3]), 0.0), [0, 0, 2])
     assert np.isfinite(slope(jnp.array([10_000]), 0.99)).all()

@@ -1,5 +1,6 @@
 """Centered clipping and FLTrust by hand, and the server's training against NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,14 +49,15 @@ def test_the_center_is_kept():
 def test_trust_by_hand():
     """u_0 = (0, 2): cosines 0.8, 0 and −12/13."""
     server = {"w": jnp.array([0.0, 2.0])}
-    rho = fltrust.trust_weights({"w": U["w"][:3]}, server, PRESENT[:3])
+    trust_weights = jax.jit(fltrust.trust_weights)
+    rho = trust_weights({"w": U["w"][:3]}, server, PRESENT[:3])
     np.testing.assert_allclose(rho, [2 / 5, 0, 0], rtol=1e-6)
     two = {"w": jnp.array([[0.0, 4.0], [3.0, 3.0], [0.0, 0.0]])}
-    rho = fltrust.trust_weights(two, server, PRESENT[:3])
+    rho = trust_weights(two, server, PRESENT[:3])
     root, total = np.sqrt(0.5), 1 + np.sqrt(0.5)
     expected = [2 / 4 / total, root * 2 / np.sqrt(18) / total, 0]
     np.testing.assert_allclose(rho, expected, rtol=1e-6)
-    nothing = fltrust.trust_weights(two, {"w": -server["w"]}, PRESENT[:3])
+    nothing = trust_weights(two, {"w": -server["w"]}, PRESENT[:3])
     np.testing.assert_array_equal(nothing, [0, 0, 0])
     rule = AGGREGATORS["fltrust"]
     new, _ = tsfl_jax.aggregate(rule, two, ZERO, server_update=server)

@@ -94,14 +94,15 @@ def test_of_several_deliveries_in_one_buffer_the_last_decides():
     state = rule.server.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
     updates = {"params": {"w": jnp.array([[-1.0], [-3.0], [-2.0], [-8.0]])}}
     received = happened([0, 0, 1, 0], [1, 1, 1, 2])
-    delta, state = rule.mixing.combine(updates, state, received, HPARAMS)
+    combine = jax.jit(rule.mixing.combine)
+    delta, state = combine(updates, state, received, HPARAMS)
     assert state.local["w"].tolist() == [[8], [4]]
     assert state.common["w"].tolist() == [6]
     assert delta["params"]["w"].tolist() == [-3.5]
     # One that is lost does not decide.
     lost = received._replace(present=jnp.array([True, True, True, False]))
     start = rule.server.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
-    _, state = rule.mixing.combine(updates, start, lost, HPARAMS)
+    _, state = combine(updates, start, lost, HPARAMS)
     assert state.local["w"].tolist() == [[6], [4]]
 
 
@@ -115,7 +116,7 @@ def test_the_control_variates_are_those_of_the_download():
     assert correction["w"].tolist() == [-1]
     updates = {"params": {"w": jnp.array([[-4.0]])}}
     delivery = happened([0], [2], broadcast)
-    _, state = rule.mixing.combine(updates, state, delivery, HPARAMS)
+    _, state = jax.jit(rule.mixing.combine)(updates, state, delivery, HPARAMS)
     assert state.local["w"].tolist() == [[5], [8]]
     assert state.common["w"].tolist() == [6.5]
 

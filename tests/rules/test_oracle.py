@@ -61,7 +61,7 @@ def test_quadratics_against_slsqp(condition):
             hessian, linear = basis * scale @ basis.T, rng.normal(size=N) / 3
             present = rng.random(N) < 0.8
             present[:2] = True
-            objective = quadratic(hessian, linear)
+            objective = quadratic(hessian, linear)  # of NumPy
             bounds = [(0.0, float(p)) for p in present]
             want = optimize.minimize(
                 objective,
@@ -73,7 +73,7 @@ def test_quadratics_against_slsqp(condition):
                 options={"ftol": 1e-14, "maxiter": 500},
             )
             given = map(jnp.asarray, (hessian, linear, equal(present), present))
-            found, first = searched(*given)
+            found, first = jax.device_get(searched(*given))
             assert found.loss - want.fun < 1e-7, (found.rho, want.x)
             assert found.rho.min() >= 0 and abs(found.rho.sum() - 1) < 1e-12
             assert not found.rho[~present].any()

@@ -79,13 +79,16 @@ def test_fedexp_by_hand():
     close(extrapolated([[0.0], [0.0]], [0.5, 0.5], epsilon=0.0), [0.0])
 
 
+fair_weights = jax.jit(qfedavg.fair_weights)
+
+
 def fair(loss, square=(1.0, 4.0), present=(True, True), steps=1, **settings):
     n = len(loss)
     happened = received([steps] * n, rho=[1 / n] * n)
     happened = happened._replace(present=jnp.array(present))
     outputs = ClientOutputs(jnp.array(loss), None, jnp.sqrt(jnp.array(square)))
     hparams = problems.hparams(**{"lr": 0.5} | settings)
-    return qfedavg.fair_weights(outputs, (), happened, hparams)[0].rho
+    return fair_weights(outputs, (), happened, hparams)[0].rho
 
 
 def test_qfedavg_by_hand():

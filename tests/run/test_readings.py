@@ -1,5 +1,7 @@
 """Readings of the paper as settings: constants, c, selection, weights, splits."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,11 @@ from tsfl_jax.types import Constants, UserError
 TAU, SIZE = [1, 3, 4, 4], [64, 64, 32, 96]
 
 
+@functools.cache
+def compiled(algorithm):
+    return jax.jit(AGGREGATORS[algorithm].mixing.weights)
+
+
 def weights(algorithm="dms", tau=TAU, t=0, seed=0, threshold=np.nan, **changes):
     """A rule's decision; two mini-batch steps in a local iteration."""
     tau = jnp.array(tau)
@@ -37,8 +44,7 @@ def weights(algorithm="dms", tau=TAU, t=0, seed=0, threshold=np.nan, **changes):
         interval=jnp.int32(t),
         threshold=jnp.float32(threshold),
     )
-    hp = problems.hparams(lr=0.04, **changes)
-    return AGGREGATORS[algorithm].mixing.weights(info, hp)
+    return compiled(algorithm)(info, problems.hparams(lr=0.04, **changes))
 
 
 def test_coupling_in_both_units():

@@ -9,6 +9,7 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.problems import small
+from tests.rules.test_rules import received, weights
 from tsfl_jax.components import arrays
 from tsfl_jax.config import replace
 from tsfl_jax.data import poison
@@ -68,11 +69,8 @@ def test_a_claim_is_reported_and_raises_the_weight():
     attacks = np.isin(times.client, drawn(0, 40, 0.3))
     assert (times.reported[attacks] == 9).all() and times.tau.max() == 4
     assert (times.reported[~attacks] == -1).all()
-    rho = tsfl_jax.weights(
-        tsfl_jax.AGGREGATORS["dms"],
-        tau=np.where(attacks, 9, times.tau)[0],
-        hparams=problems.hparams(coupling=0.01, drop=0.0),
-    )
+    claimed = received(np.where(attacks, 9, times.tau)[0])
+    rho = weights("dms", claimed, coupling=0.01, drop=0.0)
     assert rho[attacks[0]].min() > rho[~attacks[0]].max()
 
 
@@ -94,7 +92,7 @@ U = {"params": {"a": jnp.array([3.0]), "b": jnp.array([-4.0])}}  # ‖u‖/√2 
 def test_single_attackers_by_hand(kind, strength, expected):
     settings = arrays(AttackConfig(kind=kind, share=0.5, strength=strength))
     key = jax.random.key(3)
-    info = LinkInfo(key, jnp.int32(0), U, U, jnp.bool_(True))
+    info = LinkInfo(key, jnp.int32(0), U, U, is_attacker=jnp.bool_(True))
     if expected is None:
         expected = 7.0711 * jax.random.normal(key, (2,))
     sent, _ = attack.send(U, (), info, settings)
@@ -107,6 +105,9 @@ def test_single_attackers_by_hand(kind, strength, expected):
     problems.same_bits(honest, U)
 
 
+collude = jax.jit(attack.collude)
+
+
 def test_colluding_attackers_by_hand():
     """Two honest updates, mean (2, 2), deviation (1, 2); the fourth is not there."""
     updates = {"w": jnp.array([[1.0, 0], [3, 4], [90, 90], [70, 70]])}
@@ -115,7 +116,7 @@ def test_colluding_attackers_by_hand():
 
     def sent(is_attacker=is_attacker, **settings):
         settings = arrays(AttackConfig(share=0.5, **settings))
-        return attack.collude(updates, present, is_attacker, settings)["w"]
+        return collude(updates, present, is_attacker, settings)["w"]
 
     np.testing.assert_allclose(sent(kind="ipm")[2], [-1, -1])
     alie = sent(kind="alie", strength=1.5)

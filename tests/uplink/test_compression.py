@@ -152,6 +152,7 @@ CUSTOM = {
 def config_of(**settings):
     values = {"num_intervals": 10, "num_clients": N, "lr": LR, "momentum": 0.0}
     values |= {"batch_size": SIZE, "uplink.chain": "topk", "topk.fraction": 0.3}
+    values |= {"devices": 1}
     values |= {name.replace("__", "."): value for name, value in settings.items()}
     return replace(tsfl_jax.Config(), values)
 

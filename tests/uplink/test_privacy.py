@@ -28,7 +28,7 @@ def config_of(**settings):
     values |= {"batch_size": 8, "schedule.data_size": 32, "model.hidden": 4}
     values |= {"schedule.kind": "explicit", "schedule.tau": (1, 2, 1, 1)}
     values |= {"schedule.size_groups": "constant(8);constant(16)"}
-    values |= {"uplink.chain": "clip,noise", "clip.norm": 0.5}
+    values |= {"uplink.chain": "clip,noise", "clip.norm": 0.5, "devices": 1}
     values |= {name.replace("__", "."): value for name, value in settings.items()}
     if "clip" not in values["uplink.chain"]:
         del values["clip.norm"]
@@ -150,6 +150,7 @@ def on_regression(x, **settings):
     values = {"algorithm": "fedavg", "num_clients": 4, "batch_size": 12, "lr": 0.1}
     values |= {"schedule.kind": "explicit", "schedule.tau": regression.TAU}
     values |= {"num_intervals": 1, "uplink.chain": "clip,noise", "clip.norm": 9.0}
+    values |= {"devices": 1}
     return tsfl_jax.simulate(
         replace(tsfl_jax.Config(), values | settings),
         model=nn.Dense(1, use_bias=False, kernel_init=nn.initializers.zeros),

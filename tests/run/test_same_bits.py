@@ -201,11 +201,9 @@ WAYS = [resumed, longer, in_a_sweep, on_two_devices]
 ONLY = {longer: ["scaffold", "learning rates", "timeline", "local layers"]}
 # The regret's last bits depend on the devices, see `identity.depends_on_devices`.
 ONLY[on_two_devices] = [kind for kind in KINDS if kind != "online"]
-FAST = {
-    resumed: ["local layers with a period"],
-    longer: ["scaffold"],
-    on_two_devices: ["dms"],
-}
+# DMS on two devices: `test_pinned`.
+PERIOD = "local layers with a period"
+FAST = {resumed: [PERIOD], longer: ["scaffold"], on_two_devices: [PERIOD]}
 
 
 @pytest.mark.parametrize(

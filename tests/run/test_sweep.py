@@ -26,7 +26,7 @@ def small(hidden=8, **changes):
     return problems.small(hidden, schedule__data_size=32, **changes)
 
 
-SWEPT = {"algorithm": ["dms", "fedavg"], "seed": [0, 3], "lr": [0.02, 0.1]}
+SWEPT = {"algorithm": ["fedbuff", "fedavg"], "seed": [0, 3], "lr": [0.02, 0.1]}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_points_of_a_list(whole, tmp_path, capsys):
     """They are the lanes of the product, which have been trained."""
     points = [
         {"algorithm": "fedavg", "seed": 3, "lr": 0.1},
-        {"algorithm": "dms", "seed": 0, "lr": 0.02},
+        {"algorithm": "fedbuff", "seed": 0, "lr": 0.02},
     ]
     shutil.copytree(whole[0] / "lanes", tmp_path / "lanes")
     result = tsfl_jax.sweep(small(), points, workdir=tmp_path, verbose=True)

@@ -15,6 +15,8 @@ from tsfl_jax.theory.bounds import BoundConstants
 
 modest = settings(max_examples=30, deadline=None)
 solve = jax.jit(fixed_point.theorem2_weights, static_argnames="max_iterations")
+bound = jax.jit(bounds.theorem1_bound)
+derivative = jax.jit(bounds.printed_derivative, static_argnums=3)
 
 
 def constants(n, **changes):
@@ -114,15 +116,15 @@ def test_the_bound_rises_along_the_printed_weights():
     tau, known = TAU, constants(6)
     with precision(np.float64):
         rho = solve(tau, known).rho
-        W = bounds.theorem1_bound(rho, tau, known).W
-        minus, plus = (bounds.printed_derivative(rho, tau, known, s) for s in (-1, 1))
+        W = bound(rho, tau, known).W
+        minus, plus = (derivative(rho, tau, known, s) for s in (-1, 1))
         assert W > 0 and (plus > 1e-4).all()
     # (4) has σ_i², Γ_i outside the sums of D, the derivative inside: equal for one.
     assert abs(np.asarray(minus)).max() > 1e-8
     one = constants(1)
     with precision(np.float64):
         rho = solve(np.array([3]), one).rho
-        minus = bounds.printed_derivative(rho, np.array([3]), one)
+        minus = derivative(rho, np.array([3]), one)
     np.testing.assert_allclose(minus, 0, atol=1e-12)
 
 

@@ -191,7 +191,8 @@ def test_safa_by_hand():
     state = rule.server.init(params(8.0), Counts(3, 1, jnp.array([10, 10, 20])))
 
     def step(w, state, tau, updates):
-        delta, state = rule.mixing.combine(stacked(*updates), state, received(tau), hp)
+        given = stacked(*updates), received(tau), state
+        delta, state = combine("safa", *given, safa__lag=1)
         new = jax.tree.map(jnp.add, w, delta)
         return rule.server.update(new, w, state, received(tau), hp)
 
@@ -208,16 +209,15 @@ def test_safa_by_hand():
 
 def test_aso_fed_by_hand():
     """n = 40; client 1 is 19 updates late, then 1: d̄ = 20 and 11."""
-    rule, hp = AGGREGATORS["aso_fed"], problems.hparams()
-    combine = rule.mixing.combine
+    rule = AGGREGATORS["aso_fed"]
     state = rule.server.init(params(0.0), Counts(3, 1, jnp.array([10, 10, 20])))
     happened = received([1, 1, 0], [10, 10, 20], lag=[0, 19, 0])
     updates = stacked([4.0], [8.0], [0.0])
-    delta, state = combine({"params": updates["params"]}, state, happened, hp)
+    delta, state = combine("aso_fed", updates, happened, state)
     np.testing.assert_allclose(numbers(delta), [1 + np.log(20) * 2], rtol=1e-6)
     # Client 1 has 30 samples now, of 60; e < 11, so it still takes longer steps.
     happened = received([1], [30], lag=[1], client=[1])
-    delta, state = combine(stacked([8.0]), state, happened, hp)
+    delta, state = combine("aso_fed", stacked([8.0]), happened, state)
     np.testing.assert_allclose(numbers(delta), [np.log(11) * 4], rtol=1e-6)
 
 
@@ -376,8 +376,9 @@ def in_step(tau):
 SLOWER = {"fednova", "scaffold, momentum", "fedyogi", "multi_krum", "geometric_median"}
 SLOWER |= {"trimmed_mean", "fedbuff", "krum", "flexible, complete", "flexible, kept"}
 SLOWER |= {"fedexp", "qfedavg, given", "fadas"}
-# Of the kinds of FedNova, FedAdam, the median and SAFA.
-SLOWER |= {"flexible", "fedavgm", "geometric_mean", "aso_fed", "ca2fl"}
+# Of the kinds of FedNova, FedAdam, SCAFFOLD, the median and SAFA.
+SLOWER |= {"flexible", "fedavgm", "feddyn", "geometric_mean", "secure_buffer"}
+SLOWER |= {"aso_fed", "ca2fl"}
 
 
 @pytest.mark.parametrize(

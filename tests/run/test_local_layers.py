@@ -202,7 +202,7 @@ class Normalized(nn.Module):
 
 
 def test_fedbn_keeps_parameters_and_statistics_of_normalization():
-    config = config_of("dms", hidden=None, model__local="BatchNorm", batch_size=8)
+    config = config_of(hidden=None, model__local="BatchNorm", batch_size=8)
     found = tsfl_jax.simulate(config, model=Normalized())
     names = {"bias", "mean", "scale", "var"}
     assert {n.rsplit("/")[-1] for n in found.own if n != "client"} == names

@@ -139,7 +139,7 @@ def test_runs_of_the_same_parts_are_compiled_once():
 
 
 def test_one_trace_and_no_transfer_in_a_run():
-    exp = runner.build(small())
+    exp = runner.build(small(algorithm="fedavg"))
     start = exp.arrays.start
     arguments = [exp.program.arguments(exp.arrays, start, t) for t in (0, 2, 4)]
     # Within a lambda: chex takes what shard_map returns for a jitted function.

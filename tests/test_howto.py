@@ -33,6 +33,8 @@ def blocks(page, *languages):
 
 # Train twelve runs and more.
 SLOW = {(f"{name}.md", 0) for name in ("tune", "compression", "privacy", "attacks")}
+# Fast, too: test_extending and test_writers.
+SLOW |= {("extend.md", 1), ("extend.md", 2), ("follow.md", 0)}
 
 
 def marks(page, number):

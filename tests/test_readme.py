@@ -45,7 +45,12 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+SLOW = {"sweep", "signs of the theory"}  # fast, too: test_sweep and theory/
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in BLOCKS]
+)
 def test_a_block_runs(name):
     (page, number), holds = BLOCKS[name]
     block = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[number]

@@ -121,6 +121,7 @@ def test_the_control_variates_are_those_of_the_download():
     assert state.common["w"].tolist() == [6.5]
 
 
+@pytest.mark.slow  # the buffer by hand is above
 def test_scaffold_with_one_client_ten_times_faster():
     # Client 0 delivers several times in one buffer of four.
     sizes, optima = (8, 8, 8, 24), (4.0, 0.0, -1.0, -3.0)

@@ -51,14 +51,21 @@ def test_only_those_who_ever_work_are_on_the_device():
     assert 100_000 not in sizes
 
 
-def test_the_same_as_with_all_clients(monkeypatch):
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """Settings of a run in cohorts, its folder and its result."""
     config = config_of(
         algorithm="scaffold",
         num_clients=60,
         partition__kind="dirichlet",
         partition__replacement=False,
     )
-    few = tsfl_jax.simulate(config)
+    folder = tmp_path_factory.mktemp("few") / "run"
+    return config, folder, tsfl_jax.simulate(config, workdir=folder)
+
+
+def test_the_same_as_with_all_clients(few, monkeypatch):
+    config, _, result = few
 
     def all_of(config, *options):
         made = workload.draw_workload(config, *options)
@@ -66,7 +73,7 @@ def test_the_same_as_with_all_clients(monkeypatch):
 
     monkeypatch.setattr(prepare, "draw_workload", all_of)
     # c = Σ p_i c_i is a sum over fewer clients.
-    same_history(tsfl_jax.simulate(config), few, rtol=1e-4, atol=1e-5)
+    same_history(tsfl_jax.simulate(config), result, rtol=1e-4, atol=1e-5)
 
 
 def some_of_twenty(draw):
@@ -86,17 +93,17 @@ def test_neither_n_nor_a_longer_run_matters():
     same_history(short, run(num_intervals=6), intervals=4)
 
 
-def test_files_have_slots_and_ids(tmp_path):
-    result = tsfl_jax.simulate(config_of(), workdir=tmp_path)
-    times = drawn(config_of()).schedule
+def test_files_have_slots_and_ids(few):
+    config, folder, result = few
+    times = drawn(config).schedule
     np.testing.assert_array_equal(result.history["client"], times.client)
     table = result.to_xarray()
     assert table["rho"].dims == table["client"].dims == ("interval", "slot")
-    arrays = files.read_arrays(tmp_path / "clients.npz")
+    arrays = files.read_arrays(folder / "clients.npz")
     assert arrays.keys() == {"tau", "size", "rho", "selected", "client"}
     assert {a.shape for a in arrays.values()} == {(4, K)}
     np.testing.assert_array_equal(arrays["client"], times.client)
-    assert (tmp_path / "participation.png").stat().st_size > 0
+    assert (folder / "participation.png").stat().st_size > 0
 
 
 def test_a_framework_runs_on_cohorts():

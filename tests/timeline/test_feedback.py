@@ -53,7 +53,8 @@ def test_candidates_by_size_are_drawn_one_after_another():
 
 def test_utilities_by_hand():
     known = known_of([10, 20, 0, 30], [1, 2, 0, 3])
-    found = feedback.utilities(known, jnp.array([1.0, 0.25, 1.0, 1.0]), 4)
+    utilities = jax.jit(feedback.utilities)
+    found = utilities(known, jnp.array([1.0, 0.25, 1.0, 1.0]), 4)
     # From 9.99 to 30, nothing cut off: 3·19//20 is the last of three.
     stale = math.sqrt(0.1 * math.log(4))
     expected = [0.01 / 20.01 + stale, 0, 0, 1 + stale / math.sqrt(3)]
@@ -61,10 +62,10 @@ def test_utilities_by_hand():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     # The largest of twenty is whole; of 21 it is cut off at the second, not in U_max.
     many = known_of([*range(1, 20), 1000], [1] * 20)
-    found = feedback.utilities(many, jnp.ones(20), 1)
+    found = utilities(many, jnp.ones(20), 1)
     np.testing.assert_allclose(found[19], 1, rtol=1e-5)
     many = known_of([*range(1, 21), 1000], [1] * 21)
-    found = feedback.utilities(many, jnp.ones(21), 1)
+    found = utilities(many, jnp.ones(21), 1)
     np.testing.assert_allclose(found[20], 19.001 / 999.001, rtol=1e-5)
 
 

@@ -192,15 +192,10 @@ def figure_of(
     axes.set_ylabel("client")
     labels = [handle.get_label() for handle in handles]
     style.legend_below(figure, handles, labels)
-    figure.suptitle(_title(line, chart, settings))
-    return figure
-
-
-def _title(line: Timeline, chart: _Chart, settings: Mapping[str, Any]) -> str:
-    """Framework or schedule, and how much of the experiment the figure shows."""
     name, *_ = style.name_of(settings["timeline.framework"]).split(",")
     name = name if line.seconds else f"schedule {settings['schedule.kind']}"
     clients = f"{len(chart.names)} of {settings['num_clients']} clients"
     unit = "updates" if line.seconds else "intervals"
     updates = f"first {len(chart.updates)} of {len(line.updates)} {unit}"
-    return style.escape(f"{name}, {clients}, {updates}")
+    figure.suptitle(style.escape(f"{name}, {clients}, {updates}"))
+    return figure

@@ -110,8 +110,8 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     for name in ("dataset", "partition", "sampler", "params"):
         del custom[name]  # among the fingerprints
     config = prepared.config
-    own = _described(custom) | _described(own_parts(config))
-    described = {f"own {name}": text for name, text in own.items()}
+    digests = _described(custom) | _described(own_parts(config))
+    described = {f"own {name}": digest for name, digest in digests.items()}
     # Data is compared by its fingerprint.
     without = {name for name, (_, s) in SETTINGS.items() if not s.effect}
     without |= rule_settings.unread(config, prepared.custom).keys()

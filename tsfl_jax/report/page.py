@@ -129,9 +129,8 @@ def _notes_of(runs: Sequence[Run]) -> list[str]:
 
 def _is_timed(runs: Sequence[Run]) -> bool:
     """Whether the virtual time is not in proportion to the interval in all curves."""
-    curves = pd.concat([run.curves for run in runs])
-    if not {"interval", "virtual_time"} <= {*curves}:
-        return False
+    columns = ["virtual_time", "interval"]
+    curves = pd.concat([run.curves for run in runs]).reindex(columns=columns)
     lengths = (curves["virtual_time"] / curves["interval"]).dropna()
     return len(lengths) > 0 and bool(np.ptp(lengths) > 1e-6 * lengths.max())
 

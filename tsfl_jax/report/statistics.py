@@ -18,8 +18,7 @@ OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over th
 
 
 def confidence_interval(
-    values: np.ndarray | Sequence[float | np.floating],
-    omit: bool = False,
+    values: np.ndarray | Sequence[float | np.floating], omit: bool = False
 ) -> tuple[Any, Any]:
     """Mean over the first axis, and half the width of its 95 % confidence interval.
 

@@ -381,12 +381,10 @@ def merged_spec(members: Sequence[Prepared]) -> ProgramSpec:
     return dataclasses.replace(specs[0], estimates=estimates, **fields)
 
 
-def sharing_keys(prepared_runs: Sequence[Prepared]) -> list[tuple[Any, ...]]:
+def sharing_keys(members: Sequence[Prepared]) -> list[tuple[Any, ...]]:
     """What experiments must agree on to share a program, of each."""
-    measured = {
-        p.rule for p in prepared_runs if initial_estimates.when(p) == "interval"
-    }
-    return [_key_of(p, measured) for p in prepared_runs]
+    measured = {p.rule for p in members if initial_estimates.when(p) == "interval"}
+    return [_key_of(p, measured) for p in members]
 
 
 def _key_of(prepared: Prepared, measured: Collection[Aggregator]) -> tuple[Any, ...]:

@@ -115,19 +115,12 @@ def run(
 
 
 def collect(
-    config: Config,
-    swept: sweeps.Swept,
-    *,
-    workdir: str | pathlib.Path,
-    **options: Any,
+    config: Config, swept: sweeps.Swept, *, workdir: str | pathlib.Path, **options: Any
 ) -> sweeps.SweepResult | None:
     """Write the tables of the runs that have finished; train nothing.
 
     Args:
-      config: as in `doors.sweep`.
-      swept: the whole sweep.
-      workdir: its folder.
-      **options: of `sweeps.make`.
+      config: this and all others as of `run`.
 
     Returns:
       The result of the sweep, None while runs are missing.
@@ -238,10 +231,7 @@ def _cluster(address: str) -> Iterator[Any]:
 
 
 def _results(
-    ray: Any,
-    tasks: Mapping[Any, str],
-    stop: Callable[[], bool],
-    stream: IO[str] | None,
+    ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool], stream: IO[str] | None
 ) -> Any:
     """Wait for tasks by name; the one result, if a task has one."""
     result, waiting, task = None, [*tasks], None

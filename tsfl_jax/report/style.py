@@ -58,8 +58,8 @@ def style_of(label: str, index: int) -> Style:
 def styles_of(labels: Sequence[str]) -> list[Style]:
     """A style for each line; rules keep theirs where all lines are rules."""
     names = [label.removeprefix("algorithm=") for label in labels]
-    keep = AGGREGATORS.keys() >= {*names}
-    return [style_of(name if keep else "", i) for i, name in enumerate(names)]
+    are_rules = AGGREGATORS.keys() >= {*names}
+    return [style_of(name if are_rules else "", i) for i, name in enumerate(names)]
 
 
 @contextlib.contextmanager

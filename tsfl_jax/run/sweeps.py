@@ -281,8 +281,8 @@ def _result(sweep: Sweep, finished: Mapping[int, Finished]) -> SweepResult:
     rows = [finished[i].row for i in sorted(finished)]
     histories = [finished[i].history for i in sorted(finished)]
     shapes = {n: {np.shape(h.get(n, ())) for h in histories} for n in histories[0]}
-    same = [n for n in shapes if n != "seconds" and len(shapes[n]) == 1]
-    stacked = {n: np.stack([h[n] for h in histories]) for n in same}
+    names = [n for n in shapes if n != "seconds" and len(shapes[n]) == 1]
+    stacked = {n: np.stack([h[n] for h in histories]) for n in names}
     series = [{n: a for n, a in h.items() if a.ndim == 1} for h in histories]
     result = SweepResult(rows, stacked, sweep.swept, series)
     if sweep.folder:

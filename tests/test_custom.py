@@ -398,7 +398,8 @@ def test_learning_rates_of_intervals():
 
     def rates(kind):
         given = hparams._replace(lr_schedule=[*LR_SCHEDULES].index(kind))
-        of = jax.vmap(lambda t: optimizers.in_interval(given, t).lr)
+        factors = optimizers.lr_factors()
+        of = jax.vmap(lambda t: optimizers.in_interval(given, t, factors).lr)
         return of(jnp.arange(4))
 
     wanted = {

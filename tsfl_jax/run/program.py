@@ -229,7 +229,7 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
     side_by_side = spec.mapping == "vmap" and not by_choice
     # A user's function is traced anew: what it reads from around may have changed.
-    traced = any_member.custom._replace(partition=None, sampler=None)
+    traced = any_member.custom._replace(partition=None)
     is_ours = all(part is None or part == {} for part in traced)
     is_ours = is_ours and not any(own_parts(p.config) for p in members)
     make = _lanes_run if is_ours else _lanes_run.__wrapped__

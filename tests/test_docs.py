@@ -1,5 +1,6 @@
 """The documentation: its links lead somewhere, its site builds."""
 
+import importlib
 import pathlib
 import re
 import subprocess
@@ -42,6 +43,16 @@ def test_pages_are_short_to_read():
         for number, line in enumerate(page.read_text().splitlines(), 1):
             assert len(line) <= 200 or line.lstrip().startswith("|"), (page, number)
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_readme_is_plotted(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(DOCS)
+    picture = importlib.import_module("picture")
+    monkeypatch.setattr(picture, "PATH", tmp_path / "picture.png")
+    monkeypatch.setattr(picture, "SEEDS", 1)
+    picture.main()
+    assert picture.PATH.stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -143,12 +143,15 @@ assert [row["run"] for row in result.rows] == list(range(12))
 """
 
 
+ENV = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+ENV |= {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
 def start(workdir, workers):
     command = [sys.executable, "-c", SWEEP, str(workdir), str(workers)]
-    known = {"PYTHONPATH": str(ROOT), "TSFL_TEST": str(workdir), "JAX_PLATFORMS": "cpu"}
-    known |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    env = ENV | {"TSFL_TEST": str(workdir)}
     with open(f"{workdir}.log", "w") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=os.environ | known, stderr=log)
+        return subprocess.Popen(command, cwd=ROOT, env=env, stderr=log)
 
 
 def workers_of(workdir) -> list[int]:
@@ -188,3 +191,24 @@ def test_ray_workers_of_which_one_is_killed(tmp_path):
         assert driver.returncode == 0, text
     assert replaced and "3 Ray workers" in text and text.count("has ended") == 3
     problems.same_sweep(folder, whole)
+
+
+@pytest.mark.slow
+def test_ray_workers_load_components_of_a_file_and_of_a_module(tmp_path):
+    """A file by its relative path; a module by its name, which is no path."""
+    pytest.importorskip("ray", reason="the extra ray")
+    rule = "tsfl_jax.register('algorithm', __name__, lambda info: info.tau**0.5)"
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(f"import tsfl_jax\n{rule}\n")
+    words = "--components=one.py --components=two --sweep algorithm=one,two --ray"
+    words += " --config.num_intervals=2 --config.schedule.data_size=32 --workdir=done"
+    done = subprocess.run(
+        [sys.executable, "-m", "tsfl_jax", "sweep", *words.split()],
+        cwd=tmp_path,
+        env=ENV | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "done" / "results.csv").read_text().splitlines()
+    assert len(rows) == 3 and "one" in rows[1] and "two" in rows[2]

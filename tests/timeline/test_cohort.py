@@ -113,7 +113,7 @@ def test_inclusion_is_how_often_a_client_is_asked(name):
     assert any(len(set(ids)) < len(ids) for ids in drawn) == (name == "by_size")
 
 
-@pytest.mark.parametrize("name", [*SAMPLERS, *cohort.CHOOSING])
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_a_cohort_follows_from_seed_and_number_alone(name):
     more = {"candidates": 5} if name in cohort.CHOOSING else {}
     first, again, other = (
@@ -307,9 +307,10 @@ def test_the_same_client_does_the_same_in_any_cohort():
 # --- timelines --------------------------------------------------------------------
 
 SECONDS = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # of client i's iteration
+OF_COHORTS = [name for name, row in FRAMEWORKS.items() if row.cohorts]
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", OF_COHORTS)
 def test_a_cohort_of_all_is_the_fleet(name):
     """The same deliveries at the same times as without cohorts."""
     own = ALL[name] | ({"carry": False} if name == "tsfl" else {})
@@ -352,7 +353,7 @@ def random_windows(seed, whole, N=5):
     return {i: ends[i] for i in range(1, N)}, times.round(3)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", OF_COHORTS)
 def test_tasks_begin_after_their_versions_and_openings(name):
     for seed, sampler in itertools.product(range(2), SAMPLERS):
         windows, seconds = random_windows(seed, seed % 2)
@@ -392,7 +393,11 @@ def test_afl_with_two_at_work():
     assert len({(t.client, t.number) for t in tasks}) == len(tasks)
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS])
+# Those that draw the whole cohort, and always as many.
+WHOLE = sorted({*SAMPLERS} - {*cohort.CHOOSING, *cohort.VARYING})
+
+
+@pytest.mark.parametrize("sampler", WHOLE)
 @pytest.mark.parametrize("name", ["afl", "fedbuff"])
 def test_at_most_k_are_at_work(name, sampler):
     own = {"buffer": 3} if name == "fedbuff" else {}
@@ -479,7 +484,7 @@ def test_tsfl_counts_what_fits_for_the_chosen():
     assert times.size.tolist() == [[1, 5], [2, 2], [1, 1], [1, 5]]
 
 
-@pytest.mark.parametrize("name", sorted({*FRAMEWORKS} - {"ttfed", "hysync", "cached"}))
+@pytest.mark.parametrize("name", sorted({*OF_COHORTS} - {"ttfed", "hysync", "cached"}))
 def test_nobody_online_ends_in_one_line(name):
     settings = {"num_clients": 5, "num_intervals": 4, "cohort.size": 2}
     settings |= {"cohort.sampler": "online", "timeline.framework": name}

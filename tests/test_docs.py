@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from tsfl_jax.components import section_of
+from tsfl_jax.config import LISTS, TABLES
+
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
@@ -40,8 +43,35 @@ def test_pages_are_short_to_read():
     written = {p for p in (DOCS / "results").rglob("*.md") if p.stem != "README"}
     for page in {*PAGES, *(ROOT / "studies").glob("*.md")} - written:
         for number, line in enumerate(page.read_text().splitlines(), 1):
-            assert len(line) <= 200 or line.lstrip().startswith("|"), (page, number)
+            fits = len(line) <= 200 or line.lstrip().startswith("|")
+            assert fits, f"{page}:{number}: {len(line)} characters, at most 200"
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+# Components by the setting that chooses them, and the pages with a table of all.
+TABLES_OF = {
+    "algorithm": ("frameworks.md", "custom.md"),
+    "uplink.chain": ("howto/compression.md",),
+    "cohort.sampler": ("cohorts.md",),
+    "timeline.framework": (),  # has a section
+}
+PARTS = [(by, name) for by in TABLES_OF for name in (TABLES | LISTS)[by]]
+
+
+@pytest.mark.parametrize(("by", "name"), [pair for pair in PARTS if "none" not in pair])
+def test_a_component_has_its_row(by, name):
+    part = (TABLES | LISTS)[by][name]
+    for page in TABLES_OF[by]:
+        lines = (DOCS / page).read_text().splitlines()
+        rows = [line.split("|")[1] for line in lines if line.startswith("|")]
+        assert f"`{name}`" in " ".join(rows), f"docs/{page}: add a row `{name}`"
+    if by == "timeline.framework":
+        heading = f"\n## {part.label or name}\n"
+        text = (DOCS / "frameworks.md").read_text()
+        assert heading.casefold() in text.casefold(), f"docs/frameworks.md: {heading}"
+    words = {*re.findall(r"\w+", (DOCS / "settings.md").read_text())}
+    missing = {*map(section_of, part.sections), *([name] * (by in TABLES))} - words
+    assert not missing, f"python docs/settings_page.py writes {missing}"
 
 
 @pytest.mark.slow

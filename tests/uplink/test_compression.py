@@ -1,5 +1,6 @@
 """Compressed updates: by hand, in the mean, and ten intervals against NumPy."""
 
+import functools
 import itertools
 
 import chex
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from tsfl_jax import components
 from tsfl_jax.config import replace
 from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.types import UserError
 from tsfl_jax.uplink import UPLINKS, chain, quantize, sparse
-from tsfl_jax.uplink.link import LinkInfo
+from tsfl_jax.uplink.link import LinkInfo, Traffic
 
 V = jnp.array([3.0, -1.0, 2.0, 0.0, -2.0])
 KEY = jax.random.key(0)
@@ -67,13 +69,16 @@ def test_the_mean_is_the_update(compress, settings):
     assert (np.abs(drawn.mean(axis=0) - V) <= 5 * error + 1e-6).all()
     if compress is sparse.randk:
         assert ((drawn != 0).sum(axis=1) <= 2).all()
-    else:
+    elif compress is quantize.quantized:
         norm = np.linalg.norm(V) if settings.norm == "l2" else 3
         levels = settings.levels * np.abs(drawn) / norm
         np.testing.assert_allclose(levels, levels.round(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["topk", "randk", "quantize", "sign"])
+COMPRESSORS = [n for n, link in UPLINKS.items() if hasattr(link.section, "feedback")]
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
 def test_what_is_not_sent_is_kept(name):
     """Σ u = Σ sent + e of ten updates, without a leaf that stays with the client."""
     link, rng = UPLINKS[name], np.random.default_rng(0)
@@ -89,6 +94,33 @@ def test_what_is_not_sent_is_kept(name):
     np.testing.assert_allclose(total, sent + kept["a"], atol=1e-5)
     assert np.abs(kept["a"]).max() > 0.01
     np.testing.assert_array_equal(kept["local"], np.zeros(2))
+
+
+@pytest.mark.parametrize("name", UPLINKS)
+def test_every_link(name):
+    """Of zeros, of what stays with the client, and of clients side by side."""
+    link, rng = UPLINKS[name], np.random.default_rng(0)
+    settings = components.arrays(link.section()) if link.section else ()
+    zeros = {"params": {"a": jnp.zeros((3, 4)), "local": None}}
+    state = link.init({"params": {"a": jnp.zeros((3, 4)), "local": V}}, settings)
+
+    def sent(a, key):
+        update = {"params": {"a": a, "local": None}}
+        return link.send(update, state, LinkInfo(key, jnp.int32(0), {}, {}), settings)
+
+    keys = jax.random.split(KEY, 3)
+    many = jnp.asarray(rng.normal(size=(3, 3, 4)), jnp.float32).at[0].set(0.0)
+    update, states = jax.jit(jax.vmap(sent))(many, keys)
+    alike = functools.partial(chex.assert_trees_all_equal_shapes_and_dtypes, zeros)
+    for k in range(3):
+        single = sent(many[k], keys[k])
+        alike(single[0]), chex.assert_trees_all_equal_structs(single[1], state)
+        one = jax.tree.map(lambda leaf, k=k: leaf[k], (update, states))
+        chex.assert_trees_all_close(one, single, rtol=1e-6)
+    assert np.isfinite(update["params"]["a"]).all()
+    before = Traffic(zeros["params"], np.full(2, 384.0), np.full(2, 12.0))
+    after = link.bits(before, settings)
+    assert np.isfinite(after.upload).all() and (after.upload > 0).all()
 
 
 class TwoLeaves(nn.Module):

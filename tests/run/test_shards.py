@@ -132,10 +132,14 @@ def test_ray_without_a_folder_and_where_it_is_missing(tmp_path, monkeypatch):
 SWEEP = """
 import sys, ray, tsfl_jax
 from tests.problems import small
+from tsfl_jax import registry
 workdir, workers = sys.argv[1], int(sys.argv[2])
+for source in ("one.py", "two"):  # a file by a relative path, and a module
+    registry.load(source)
 if workers:
     ray.init(num_cpus=workers, log_to_driver=False)
-points = [{"seed": s, "batch_size": b} for s in range(6) for b in (8, 16)]
+rules = ("dms", "one", "two")
+points = [{"seed": s, "algorithm": a} for s in range(4) for a in rules]
 config = small(num_intervals=400, report_every=100, schedule__data_size=32)
 options = {"workdir": workdir, "runs_per_call": 1, "ray": bool(workers)}
 result = tsfl_jax.sweep(config, points, verbose=True, **options)
@@ -143,15 +147,17 @@ assert [row["run"] for row in result.rows] == list(range(12))
 """
 
 
-ENV = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-ENV |= {"RAY_USAGE_STATS_ENABLED": "0"}
-
-
 def start(workdir, workers):
     command = [sys.executable, "-c", SWEEP, str(workdir), str(workers)]
-    env = ENV | {"TSFL_TEST": str(workdir)}
+    rule = "tsfl_jax.register('algorithm', __name__, lambda info: info.tau**0.5)"
+    for name in ("one", "two"):
+        (workdir.parent / f"{name}.py").write_text(f"import tsfl_jax\n{rule}\n")
+    path = os.pathsep.join([str(ROOT), str(workdir.parent)])
+    known = {"PYTHONPATH": path, "TSFL_TEST": str(workdir), "JAX_PLATFORMS": "cpu"}
+    known |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    options = {"cwd": workdir.parent, "env": os.environ | known}
     with open(f"{workdir}.log", "w") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=env, stderr=log)
+        return subprocess.Popen(command, **options, stderr=log)
 
 
 def workers_of(workdir) -> list[int]:
@@ -191,24 +197,3 @@ def test_ray_workers_of_which_one_is_killed(tmp_path):
         assert driver.returncode == 0, text
     assert replaced and "3 Ray workers" in text and text.count("has ended") == 3
     problems.same_sweep(folder, whole)
-
-
-@pytest.mark.slow
-def test_ray_workers_load_components_of_a_file_and_of_a_module(tmp_path):
-    """A file by its relative path; a module by its name, which is no path."""
-    pytest.importorskip("ray", reason="the extra ray")
-    rule = "tsfl_jax.register('algorithm', __name__, lambda info: info.tau**0.5)"
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.py").write_text(f"import tsfl_jax\n{rule}\n")
-    words = "--components=one.py --components=two --sweep algorithm=one,two --ray"
-    words += " --config.num_intervals=2 --config.schedule.data_size=32 --workdir=done"
-    done = subprocess.run(
-        [sys.executable, "-m", "tsfl_jax", "sweep", *words.split()],
-        cwd=tmp_path,
-        env=ENV | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = (tmp_path / "done" / "results.csv").read_text().splitlines()
-    assert len(rows) == 3 and "one" in rows[1] and "two" in rows[2]

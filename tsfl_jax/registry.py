@@ -26,7 +26,7 @@ from tsfl_jax.types import UserError, user_code
 from tsfl_jax.uplink.link import Uplink
 
 ENTRY_POINTS = "tsfl_jax.components"  # of a package: modules that call `register`
-sources: list[str] = []  # files and modules that were loaded; Ray's workers do, too
+sources: dict[str, None] = {}  # files and modules, in order; Ray's workers load them
 
 
 def _rule(part: Any) -> Aggregator:
@@ -143,11 +143,11 @@ def load(source: str) -> None:
     expected = "expected a Python file or a module that calls tsfl_jax.register"
     with user_code(f"--components={source}: cannot be read", expected):
         if source.endswith(".py"):
-            _load_file(pathlib.Path(source).resolve())
+            _load_file(path := pathlib.Path(source).resolve())
+            source = str(path)  # a Ray worker may have another folder
         else:
             importlib.import_module(source)
-    if source not in sources:
-        sources.append(source)
+    sources[source] = None
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:

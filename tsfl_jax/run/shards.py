@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
-import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,7 +144,8 @@ def _work(task: _Task, shard: tuple[int, int] | None) -> sweeps.SweepResult | No
     settings, points, options = task
     for source in options.pop("components"):
         registry.load(source)
-    config = replace(Config(), settings)
+    with user_code("--ray: not known to a worker", "name its file by --components"):
+        config = replace(Config(), settings)
     if shard:
         return run(config, points, shard, **options)
     return collect(config, points, **options)
@@ -200,7 +200,7 @@ def run_on_ray(
         work = ray.remote(max_retries=RETRIES, max_calls=1, **resource)(_work)
         with user_code("--ray: a part cannot be sent", "expected what can be pickled"):
             options = {"workdir": folder, "runs_per_call": runs_per_call, **custom}
-            options["components"] = [*map(os.path.abspath, registry.sources)]
+            options["components"] = [*registry.sources]
             task = ray.put((settings, points, options))
         progress.log(stream, f"{count} Ray workers with {devices} {kind}s each")
         ids = [(index, count) for index in range(count)]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 import tsfl_jax
-from tsfl_jax.report import statistics, style, timeline
+from tsfl_jax.report import gantt, statistics, style
 
 PATH = pathlib.Path(__file__).with_suffix(".png")
 SEEDS, CLIENTS, SHOWN = 5, 10, 6.0  # SHOWN: seconds of the timelines
@@ -47,15 +47,13 @@ def config_of(framework: str, algorithm: str) -> tsfl_jax.Config:
 def plot_timeline(axes, framework: str, name: str) -> dict[str, Patch]:
     """One framework's timeline; returns the legend's entries."""
     line = tsfl_jax.explain(config_of(framework, "fedavg")).timeline
-    kinds = timeline.plot_bars(axes, line, list(range(CLIENTS)), SHOWN)
-    timeline.plot_updates(axes, timeline.updates_until(line, SHOWN), CLIENTS)
+    chart = gantt.chart_of(line, SHOWN, CLIENTS)
+    gantt.plot(axes, chart, SHOWN)
     axes.set_xlim(0, SHOWN)
-    axes.set_ylim(CLIENTS - 0.4, -0.7)
     axes.set_yticks([])
     axes.set_ylabel("clients")
     axes.set_title(name, loc="left", fontsize=9)
-    looks = timeline.LOOKS
-    return {looks[k].label: Patch(**looks[k].bar) for k in looks if k in kinds}
+    return {v: Patch(**gantt.LOOKS[k].bar()) for k, v in chart.labels.items()}
 
 
 def plot_accuracy(axes) -> None:

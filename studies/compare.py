@@ -28,7 +28,7 @@ from tsfl_jax.report.statistics import (
     OVER_SEEDS,
     in_time,
     spread,
-    spread_of_times,
+    spread_of_known,
     time_to,
 )
 from tsfl_jax.run import costs, grid, runner
@@ -247,12 +247,12 @@ def comparison_rows(
                 "local iterations": f"{result.iterations:.0f}",
                 "mean staleness": f"{result.staleness:.1f}",
                 "best accuracy, %": best_accuracy(result),
-                f"s to {100 * target:g} %": spread_of_times(times),
+                f"s to {100 * target:g} %": spread_of_known(times, is_time=True),
                 "speed-up": spread(first / times) if both.all() else "–",
                 "wall time, s": f"{result.seconds:.0f}",
             }
             | {
-                f"{unit} to {100 * target:g} %": spread_of_times(amounts, ".4g")
+                f"{unit} to {100 * target:g} %": spread_of_known(amounts, ".4g", True)
                 for name, (unit, _) in COSTS.items()
                 if len(amounts := spent_to(result, target, name))
             }

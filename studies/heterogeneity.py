@@ -134,6 +134,7 @@ def time_rows(found: list[Time], target: float) -> list[dict[str, str]]:
         if result.label == "sfl":
             first, first_round = reached, seconds
         whole = np.isfinite(reached).all() and np.isfinite(first).all()
+        time = compare.spread_of_known(reached, is_time=True)
         saved = spread(100 * (1 - reached / first)) if whole else "–"
         table.append(
             {
@@ -142,7 +143,7 @@ def time_rows(found: list[Time], target: float) -> list[dict[str, str]]:
                 "framework": style.name_of(result.label),
                 "s per update": f"{seconds:.2f}",
                 "saved per round, %": f"{100 * (1 - seconds / first_round):.0f}",
-                f"s to {100 * target:g} %": compare.spread_of_times(reached),
+                f"s to {100 * target:g} %": time,
                 "saved, %": saved,
                 "best accuracy, %": compare.best_accuracy(result),
             }

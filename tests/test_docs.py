@@ -1,11 +1,15 @@
 """The documentation: its links lead somewhere, its site builds."""
 
+import importlib
 import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+
+from tsfl_jax.components import section_of
+from tsfl_jax.config import LISTS, TABLES
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -42,6 +46,37 @@ def test_pages_are_short_to_read():
         for number, line in enumerate(page.read_text().splitlines(), 1):
             assert len(line) <= 200 or line.lstrip().startswith("|"), (page, number)
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+# Components by the setting that chooses them, and the pages with a table of all.
+PAGES_OF = {
+    **{by: ["frameworks.md"] for by in ("algorithm", "timeline.framework")},
+    **{"uplink.chain": ["howto/compression.md"], "cohort.sampler": ["cohorts.md"]},
+}
+NAMES = [(by, name) for by in PAGES_OF for name in (TABLES | LISTS)[by]]
+
+
+@pytest.mark.parametrize(("by", "name"), NAMES)
+def test_a_component_has_its_row(by, name):
+    missing = []
+    for page in PAGES_OF[by] + ["custom.md"] * (by == "algorithm"):
+        rows = re.findall(r"^\|([^|]*)", (DOCS / page).read_text(), re.M)
+        if f"`{name}`" not in " ".join(rows):
+            missing.append(f"docs/{page}: a row for `{name}` in the table")
+    words = {*re.findall(r"\w+", (DOCS / "settings.md").read_text())}
+    if {*map(section_of, (TABLES | LISTS)[by][name].sections)} - words:
+        missing.append("docs/settings.md: python docs/settings_page.py")
+    assert not missing
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_readme_is_plotted(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(DOCS)
+    picture = importlib.import_module("picture")
+    monkeypatch.setattr(picture, "PATH", tmp_path / "picture.png")
+    monkeypatch.setattr(picture, "SEEDS", 1)
+    picture.main()
+    assert picture.PATH.stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -144,11 +144,7 @@ def declared(kind: type) -> dict[str, tuple[type, Setting]]:
 
 
 def check_arguments(where: str, row: Any) -> None:
-    """Check how many arguments the functions of a row take, by its annotations.
-
-    Raises:
-      UserError: a function that takes others.
-    """
+    """Raise `UserError` where a row's functions and its annotations differ."""
     for name, arguments in arguments_of(type(row)).items():
         if function := getattr(row, name):
             check_function(f"{where}: {name}", function, arguments)
@@ -167,11 +163,7 @@ def arguments_of(kind: type) -> dict[str, list[str]]:
 
 
 def check_function(where: str, function: Any, names: Sequence[str]) -> None:
-    """Check that a function takes arguments of these types, by their number.
-
-    Raises:
-      UserError: it takes others.
-    """
+    """Raise `UserError` where a function takes another number of arguments."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # of C

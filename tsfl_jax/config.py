@@ -178,11 +178,11 @@ def assemble() -> None:
 
 
 def own_parts(config: "Config") -> dict[str, Any]:
-    """The chosen parts that are a user's own, by name."""
+    """The chosen parts that are a user's own, such as "cohort.sampler=mine"."""
     chosen = {by: [get(config, by)] for by in TABLES}
     chosen |= {by: parts_of(get(config, by)) for by in LISTS}
     pairs = [(by, name) for by, names in chosen.items() for name in names]
-    return {name: OWN[by][name] for by, name in pairs if name in OWN[by]}
+    return {f"{by}={n}": OWN[by][n] for by, n in pairs if n in OWN[by]}
 
 
 def chosen_parts(config: Config) -> dict[str, Any]:

@@ -8,14 +8,12 @@ import argparse
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import pathlib
 import sys
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from tsfl_jax.components import Part, check_arguments, check_name, section_of
@@ -24,11 +22,11 @@ from tsfl_jax.data import builtin, partition
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.custom import rule, rule_of_component
 from tsfl_jax.timeline import Framework, cohort
-from tsfl_jax.types import HParams, Scalar, UserError, user_code
+from tsfl_jax.types import UserError, user_code
 from tsfl_jax.uplink.link import Uplink
 
 ENTRY_POINTS = "tsfl_jax.components"  # of a package: modules that call `register`
-sources: list[str] = []  # files and modules that were loaded; Ray's workers do, too
+sources: dict[str, None] = {}  # files and modules, in order; Ray's workers load them
 
 
 def _rule(part: Any) -> Aggregator:
@@ -38,16 +36,7 @@ def _rule(part: Any) -> Aggregator:
 
 def _lr_factor(function: Callable[[Any], Any]) -> Part:
     """A schedule of η_t/η by t, such as one of optax with a peak of 1."""
-    scalar, expected = jax.ShapeDtypeStruct((), jnp.float32), "expected t -> a number"
-    with user_code(f"lr_schedule={function!r} fails", expected):
-        if jax.eval_shape(lambda t: jnp.float32(function(t)), scalar).shape:
-            raise ValueError("it gives an array")
-
-    def factor(t: Scalar, hparams: HParams) -> Any:
-        del hparams
-        return function(t)
-
-    return Part(factor)
+    return Part(lambda t, hparams: jnp.reshape(function(t), ()))
 
 
 class _Table(NamedTuple):
@@ -117,13 +106,9 @@ def _guarded(where: str, row: Any) -> Any:
     for name, value in row._asdict().items():
         if hasattr(value, "_fields"):
             fields[name] = _guarded(where, value)
-        elif isinstance(value, types.FunctionType) and not _is_ours(value):
+        elif isinstance(value, types.FunctionType):
             fields[name] = _in_one_line(f"{where}: {name} fails", value)
     return row._replace(**fields)
-
-
-def _is_ours(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").startswith("tsfl_jax.")
 
 
 def _in_one_line(failure: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,11 +143,11 @@ def load(source: str) -> None:
     expected = "expected a Python file or a module that calls tsfl_jax.register"
     with user_code(f"--components={source}: cannot be read", expected):
         if source.endswith(".py"):
-            _load_file(pathlib.Path(source).resolve())
+            _load_file(path := pathlib.Path(source).resolve())
+            source = str(path)  # a Ray worker may have another folder
         else:
             importlib.import_module(source)
-    if source not in sources:
-        sources.append(source)
+    sources[source] = None
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
@@ -181,20 +166,11 @@ def load_named(texts: list[str]) -> None:
 
 
 def _load_file(path: pathlib.Path) -> None:
-    """Import a file under its name, once."""
-    there = sys.modules.get(path.stem)
-    if there and getattr(there, "__file__", "") == str(path):
-        return
-    if there:
+    """Import a file under its name, once; it may import its neighbors."""
+    sys.path.append(str(path.parent))
+    module = importlib.import_module(path.stem)
+    if module.__file__ != str(path):
         raise ImportError(f"there is a module {path.stem}; rename the file")
-    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where `inspect` looks for the sources
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[path.stem]
-        raise
 
 
 def load_installed() -> None:

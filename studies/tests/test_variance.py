@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 import tsfl_jax
 from studies import variance
@@ -26,7 +26,7 @@ def test_seeds_needed_as_in_the_tables_of_cohen(effect, paired, seeds):
 def test_power_against_simulated_tests():
     generator = np.random.default_rng(0)
     drawn = generator.normal(0.5, 0.25, (20_000, 3))
-    share = (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean()
+    share = (scipy.stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean()
     assert variance.power(3, 2.0, paired=True) == pytest.approx(share, abs=0.01)
     assert variance.seeds_needed(0.5, 0.09277, paired=True) == 3
     assert variance.seeds_needed(0.5, 0.11183, paired=True) == 3
@@ -44,7 +44,7 @@ def test_components_by_hand():
     assert (a.variance, b.variance, rest.variance) == pytest.approx((7.5, 1.5, 1.0))
     assert a.share == pytest.approx(0.75)
     assert found.total == pytest.approx(10.0)
-    assert a.p == pytest.approx(stats.f.sf(16.0, 1, 1))
+    assert a.p == pytest.approx(scipy.stats.f.sf(16.0, 1, 1))
 
 
 def test_a_seed_whose_effect_depends_on_another_has_none_of_its_own():

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from tsfl_jax import rng
 from tsfl_jax.components import Part
@@ -205,9 +205,9 @@ def test_uniforms_are_uniform_and_independent():
     u = rng.uniforms(0, "views", np.arange(20_000)[:, None], np.arange(2))
     assert u.min() > 0 and u.max() < 1
     for column in u.T:
-        assert stats.kstest(column, "uniform").pvalue > 1e-3
-        assert abs(stats.spearmanr(column[1:], column[:-1])[0]) < 0.03
-    assert abs(stats.spearmanr(*u.T)[0]) < 0.03
+        assert scipy.stats.kstest(column, "uniform").pvalue > 1e-3
+        assert abs(scipy.stats.spearmanr(column[1:], column[:-1])[0]) < 0.03
+    assert abs(scipy.stats.spearmanr(*u.T)[0]) < 0.03
 
 
 def test_a_million_clients_see_pieces_of_one_table():
@@ -223,7 +223,7 @@ def test_a_million_clients_see_pieces_of_one_table():
     used = np.bincount(many.ravel(), minlength=60_000)
     assert used.min() > 0  # each sample at 10 clients on average
     first = partition.views(np.arange(4000), np.ones(4000, int), 60_000, 1)[:, 0]
-    assert stats.kstest(first / 60_000, "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(first / 60_000, "uniform").pvalue > 1e-3
     some = partition.views(np.arange(3), np.array([1, 10, 3]), 10, seed=0)
     assert sorted(some[1]) == list(range(10)) and len(set(some[0])) == 1
     assert some[2].tolist() == [*some[2][:3]] * 3 + [some[2][0]]

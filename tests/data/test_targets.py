@@ -3,7 +3,6 @@
 import flax.linen as nn
 import numpy as np
 import pytest
-from sklearn import metrics
 
 import tsfl_jax
 from tsfl_jax.config import replace
@@ -86,6 +85,8 @@ def test_regression_equals_gradient_descent():
 @pytest.mark.slow
 @pytest.mark.parametrize("y", [TARGETS, TARGETS[:, 0]])
 def test_built_in_networks_predict_numbers(y):
+    from sklearn import metrics  # slow to import
+
     settings = config(num_intervals=8, lr=0.05)
     settings.partition.online = True  # new samples of "the same class": any
     result = tsfl_jax.simulate(settings, dataset=data(y))

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import ndimage
-from sklearn import datasets
+import scipy
 
 from tests import problems, reference, reference_networks
 from tests.reference_networks import flattened
@@ -23,10 +22,12 @@ SLOW = ("fashion_cnn", "vgg11", "resnet18")
 @functools.cache
 def images():
     """Digits at 28x28 with a background of exact zeros, in [0, 1]; and labels."""
+    from sklearn import datasets  # slow to import
+
     raw = datasets.load_digits()
     # Interpolated: blocks of equal pixels would make equal patches, whose tied maxima
     # rounding breaks in any form of the convolution.
-    large = ndimage.zoom(raw.images, (1, 3, 3), order=1) / 16
+    large = scipy.ndimage.zoom(raw.images, (1, 3, 3), order=1) / 16
     x = np.pad(large, ((0, 0), (2, 2), (2, 2)))[..., None].astype(np.float32)
     return x, raw.target.astype(np.int32)
 

@@ -36,5 +36,5 @@ def test_a_mean_has_the_decimals_of_its_interval():
     assert statistics.spread_of_known([0.5, 0.5, 0.5]) == "0.50 ± 0.00"
     some, never = [np.inf, 2.0, np.nan], [np.inf, np.inf]
     assert statistics.spread_of_known(some) == "inf (1 of 2)"
-    assert statistics.spread_of_times(some) == "reached by 1 of 2"
-    assert statistics.spread_of_times(never) == "never"
+    assert statistics.spread_of_known(some, is_time=True) == "reached by 1 of 2"
+    assert statistics.spread_of_known(never, is_time=True) == "never"

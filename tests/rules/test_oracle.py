@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import optimize
+import scipy
 
 import tsfl_jax
 from tests import problems
@@ -63,7 +63,7 @@ def test_quadratics_against_slsqp(condition):
             present[:2] = True
             objective = quadratic(hessian, linear)  # of NumPy
             bounds = [(0.0, float(p)) for p in present]
-            want = optimize.minimize(
+            want = scipy.optimize.minimize(
                 objective,
                 np.asarray(equal(present)[0]),
                 jac=True,

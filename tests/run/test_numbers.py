@@ -5,7 +5,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from sklearn import metrics
 
 import tsfl_jax
 from tests import problems
@@ -18,6 +17,8 @@ from tsfl_jax.run import identity, program
 
 def test_outputs_give_scikit_learn_what_the_run_measured():
     """Tests of more than one batch, the last one padded; and bytes by hand."""
+    from sklearn import metrics  # slow to import
+
     rng = np.random.default_rng(0)
     x = rng.normal(size=(700, 6)).astype(np.float32)
     y = (x[:, 0] > 0).astype(int) + (x[:, 1] > 0.5)

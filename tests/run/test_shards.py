@@ -130,10 +130,14 @@ def test_ray_without_a_folder_and_where_it_is_missing(tmp_path, monkeypatch):
 SWEEP = """
 import sys, ray, tsfl_jax
 from tests.problems import small
+from tsfl_jax import registry
 workdir, workers = sys.argv[1], int(sys.argv[2])
+for source in ("one.py", "two"):  # a file by a relative path, and a module
+    registry.load(source)
 if workers:
     ray.init(num_cpus=workers, log_to_driver=False)
-points = [{"seed": s, "batch_size": b} for s in range(6) for b in (8, 16)]
+rules = ("dms", "one", "two")
+points = [{"seed": s, "algorithm": a} for s in range(4) for a in rules]
 config = small(num_intervals=400, report_every=100, schedule__data_size=32)
 options = {"workdir": workdir, "runs_per_call": 1, "ray": bool(workers)}
 result = tsfl_jax.sweep(config, points, verbose=True, **options)
@@ -143,10 +147,15 @@ assert [row["run"] for row in result.rows] == list(range(12))
 
 def start(workdir, workers):
     command = [sys.executable, "-c", SWEEP, str(workdir), str(workers)]
-    known = {"PYTHONPATH": str(ROOT), "TSFL_TEST": str(workdir), "JAX_PLATFORMS": "cpu"}
+    rule = "tsfl_jax.register('algorithm', __name__, lambda info: info.tau**0.5)"
+    for name in ("one", "two"):
+        (workdir.parent / f"{name}.py").write_text(f"import tsfl_jax\n{rule}\n")
+    path = os.pathsep.join([str(ROOT), str(workdir.parent)])
+    known = {"PYTHONPATH": path, "TSFL_TEST": str(workdir), "JAX_PLATFORMS": "cpu"}
     known |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    options = {"cwd": workdir.parent, "env": os.environ | known}
     with open(f"{workdir}.log", "w") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=os.environ | known, stderr=log)
+        return subprocess.Popen(command, **options, stderr=log)
 
 
 def workers_of(workdir) -> list[int]:

@@ -6,9 +6,9 @@ from itertools import pairwise
 import jax
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize
 
 from tests.theory import cases
 from tests.theory.cases import DTYPES, precision
@@ -132,7 +132,7 @@ def test_same_minimum_as_a_general_solver(seed):
     sums = np.kron(np.eye(intervals), np.ones(n))
     limits = np.where(tau > 0, upper(tau, c)[:, None], 0).ravel()
     is_one = dict(type="eq", fun=lambda x: sums @ x - (tau > 0).any(1))
-    other = optimize.minimize(
+    other = scipy.optimize.minimize(
         lambda x: bound(x, tau, c),
         start.ravel(),
         method="SLSQP",

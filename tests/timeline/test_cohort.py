@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from tests.timeline.test_timeline import ALL
 from tests.timeline.test_timeline import simulate as by_name
@@ -24,11 +24,19 @@ from tsfl_jax.timeline import (
     segments,
     ticks,
 )
-from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig, draw_cohort, make_cohorts
+from tsfl_jax.timeline.cohort import (
+    SAMPLERS,
+    CohortConfig,
+    draw_cohort,
+    make_cohorts,
+    own_sampler,
+)
 from tsfl_jax.timeline.fleet import Fleet
 from tsfl_jax.types import UserError
 
 ALWAYS = np.empty((0, 2))
+# Samplers of as many clients as are asked for, for any framework.
+DRAWN = [n for n in SAMPLERS if n not in (*cohort.CHOOSING, *cohort.VARYING)]
 
 
 def make(
@@ -46,9 +54,8 @@ def make(
         everyone = everyone._replace(measured=measured)
     found = {i: np.array(pairs, float) for i, pairs in windows.items()}
     everyone = everyone._replace(windows=found)
-    return make_cohorts(
-        everyone, CohortConfig(size=K, sampler=sampler, **settings), own
-    )
+    cohorts = make_cohorts(everyone, CohortConfig(size=K, sampler=sampler, **settings))
+    return cohorts._replace(sampler=own_sampler(own)) if own else cohorts
 
 
 def rows(trace):
@@ -73,7 +80,7 @@ def test_online_gives_all_cohorts_of_those_online_alike():
     drawn = (tuple(draw_cohort(cohorts, t, now)) for t in range(1500))
     count = collections.Counter(drawn)
     assert set(count) == set(itertools.combinations([0, 1, 3, 5, 6], 2))
-    assert stats.chisquare(list(count.values())).pvalue > 1e-3
+    assert scipy.stats.chisquare(list(count.values())).pvalue > 1e-3
     # A window is without its end; too few are all that there are.
     few = make(3, 2, "online", windows={i: [(i, i + 2)] for i in range(3)})
     for second, there in ((0, [0]), (2, [1, 2]), (3, [2]), (4, [])):
@@ -107,13 +114,13 @@ def test_inclusion_is_how_often_a_client_is_asked(name):
     # Of each by itself: a binomial size.
     if name == "poisson":
         sizes = np.bincount([len(ids) for ids in drawn], minlength=8)
-        expected = T * stats.binom.pmf(np.arange(8), 7, 3 / 7)
-        assert stats.chisquare(sizes, expected).pvalue > 1e-3
+        expected = T * scipy.stats.binom.pmf(np.arange(8), 7, 3 / 7)
+        assert scipy.stats.chisquare(sizes, expected).pvalue > 1e-3
     # With replacement.
     assert any(len(set(ids)) < len(ids) for ids in drawn) == (name == "by_size")
 
 
-@pytest.mark.parametrize("name", [*SAMPLERS, *cohort.CHOOSING])
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_a_cohort_follows_from_seed_and_number_alone(name):
     more = {"candidates": 5} if name in cohort.CHOOSING else {}
     first, again, other = (
@@ -147,7 +154,7 @@ def test_tifl_draws_a_tier_and_a_cohort_of_it():
     pairs = collections.Counter(tuple(ids) for ids in drawn)
     for pool in (FAST, SLOW):
         count = [pairs[pair] for pair in itertools.combinations(sorted(pool), 2)]
-        assert stats.chisquare(count).pvalue > 1e-3
+        assert scipy.stats.chisquare(count).pvalue > 1e-3
     assert sum(pairs.values()) == 2000
     # The cohort of a round does not depend on how many there are.
     assert tiers_of(70, tier_chances=(1, 3))[0] == drawn[:70]
@@ -219,11 +226,11 @@ def test_inverted_numbers_are_distributed_as_drawn_ones(text):
     group, rng = np.zeros(4000, int), np.random.default_rng(1)
     real = distributions.quantiles((text,), group, uniform, flag=flag)
     drawn = distributions.draw((text,), group, rng, flag=flag)
-    assert stats.ks_2samp(real, drawn).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(real, drawn).pvalue > 1e-3
     whole = distributions.quantiles((text,), group, uniform, least=2, flag=flag)
     drawn = distributions.draw((text,), group, rng, least=2, flag=flag)
     assert whole.dtype == drawn.dtype and whole.min() >= 2
-    assert stats.ks_2samp(whole, drawn).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(whole, drawn).pvalue > 1e-3
 
 
 def several(N=1000, sizes=("lognormal(40,0.7)", "uniform(5,9)"), **more):
@@ -307,9 +314,10 @@ def test_the_same_client_does_the_same_in_any_cohort():
 # --- timelines --------------------------------------------------------------------
 
 SECONDS = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # of client i's iteration
+OF_COHORTS = [name for name, row in FRAMEWORKS.items() if row.cohorts]
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", OF_COHORTS)
 def test_a_cohort_of_all_is_the_fleet(name):
     """The same deliveries at the same times as without cohorts."""
     own = ALL[name] | ({"carry": False} if name == "tsfl" else {})
@@ -352,9 +360,9 @@ def random_windows(seed, whole, N=5):
     return {i: ends[i] for i in range(1, N)}, times.round(3)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", OF_COHORTS)
 def test_tasks_begin_after_their_versions_and_openings(name):
-    for seed, sampler in itertools.product(range(2), SAMPLERS):
+    for seed, sampler in itertools.product(range(2), DRAWN):
         windows, seconds = random_windows(seed, seed % 2)
         options = {"windows": windows, "seconds": seconds, "dropout": 0.2}
         cohorts = make(5, 4, sampler, seed=seed, **options)
@@ -392,7 +400,7 @@ def test_afl_with_two_at_work():
     assert len({(t.client, t.number) for t in tasks}) == len(tasks)
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS])
+@pytest.mark.parametrize("sampler", DRAWN)
 @pytest.mark.parametrize("name", ["afl", "fedbuff"])
 def test_at_most_k_are_at_work(name, sampler):
     own = {"buffer": 3} if name == "fedbuff" else {}
@@ -420,7 +428,7 @@ def test_afl_draws_those_not_at_work_alike():
     cohorts = make(5, 2, seconds=np.ones(5), jitter=0.3)
     tasks = FRAMEWORKS["afl"].simulate(cohorts, horizon=700.0, iterations=1).tasks
     count = collections.Counter(t.client for t in tasks)
-    assert stats.chisquare([count[i] for i in range(5)]).pvalue > 1e-3
+    assert scipy.stats.chisquare([count[i] for i in range(5)]).pvalue > 1e-3
 
 
 def test_safa_asks_a_cohort_per_round():
@@ -479,7 +487,7 @@ def test_tsfl_counts_what_fits_for_the_chosen():
     assert times.size.tolist() == [[1, 5], [2, 2], [1, 1], [1, 5]]
 
 
-@pytest.mark.parametrize("name", sorted({*FRAMEWORKS} - {"ttfed", "hysync", "cached"}))
+@pytest.mark.parametrize("name", sorted({*OF_COHORTS} - {"ttfed", "hysync", "cached"}))
 def test_nobody_online_ends_in_one_line(name):
     settings = {"num_clients": 5, "num_intervals": 4, "cohort.size": 2}
     settings |= {"cohort.sampler": "online", "timeline.framework": name}

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from tsfl_jax.config import Config, replace
 from tsfl_jax.prepare import prepare
@@ -20,7 +20,7 @@ def rank_correlation(r):
 
 
 def spearman(a, b):
-    return stats.spearmanr(a, b).statistic
+    return scipy.stats.spearmanr(a, b).statistic
 
 
 def config(path="", **changes):

@@ -215,7 +215,7 @@ def test_sizes_are_those_of_the_second_when_a_task_begins(framework, size, tmp_p
     times, late = drawn.schedule, 0
     for r, k in zip(*np.nonzero(drawn.trace.iterations), strict=True):
         name = int(drawn.trace.client[r, k]), int(drawn.trace.task[r, k])
-        column = name[0] if times.client is None else k
+        column = name[0] if times.in_order else k
         there = 60 * (0.1 + 0.9 * min(starts[name] / 8, 1))
         assert times.size[r, column] == int(there + 1e-9)
         late += starts[name] > 0 and starts[name] not in drawn.trace.time

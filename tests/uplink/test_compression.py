@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from tsfl_jax import components
 from tsfl_jax.config import replace
 from tsfl_jax.prepare.prepare import prepare
 from tsfl_jax.types import UserError
 from tsfl_jax.uplink import UPLINKS, chain, quantize, sparse
-from tsfl_jax.uplink.link import LinkInfo
+from tsfl_jax.uplink.link import LinkInfo, Traffic
 
 V = jnp.array([3.0, -1.0, 2.0, 0.0, -2.0])
 KEY = jax.random.key(0)
@@ -67,13 +68,16 @@ def test_the_mean_is_the_update(compress, settings):
     assert (np.abs(drawn.mean(axis=0) - V) <= 5 * error + 1e-6).all()
     if compress is sparse.randk:
         assert ((drawn != 0).sum(axis=1) <= 2).all()
-    else:
+    elif compress is quantize.quantized:
         norm = np.linalg.norm(V) if settings.norm == "l2" else 3
         levels = settings.levels * np.abs(drawn) / norm
         np.testing.assert_allclose(levels, levels.round(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["topk", "randk", "quantize", "sign"])
+COMPRESSORS = [n for n, link in UPLINKS.items() if hasattr(link.section, "feedback")]
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
 def test_what_is_not_sent_is_kept(name):
     """Σ u = Σ sent + e of ten updates, without a leaf that stays with the client."""
     link, rng = UPLINKS[name], np.random.default_rng(0)
@@ -89,6 +93,20 @@ def test_what_is_not_sent_is_kept(name):
     np.testing.assert_allclose(total, sent + kept["a"], atol=1e-5)
     assert np.abs(kept["a"]).max() > 0.01
     np.testing.assert_array_equal(kept["local"], np.zeros(2))
+
+
+@pytest.mark.parametrize("name", UPLINKS)
+def test_every_link(name):
+    """Zeros and leaves that stay with a client; the state keeps its structure."""
+    link, info = UPLINKS[name], LinkInfo(KEY, jnp.int32(0), {}, {})
+    settings, zeros = components.arrays(link.section()), jnp.zeros((3, 4))
+    update = {"params": {"a": zeros, "local": None}}
+    state = link.init({"params": {"a": zeros, "local": V}}, settings)
+    sent = jax.jit(lambda update: link.send(update, state, info, settings))(update)
+    chex.assert_trees_all_equal_shapes_and_dtypes(sent, (update, state))
+    assert np.isfinite(sent[0]["params"]["a"]).all()
+    traffic = link.bits(Traffic({}, np.full(2, 384.0), np.full(2, 12.0)), settings)
+    assert (traffic.upload > 0).all()
 
 
 class TwoLeaves(nn.Module):

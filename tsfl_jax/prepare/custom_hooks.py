@@ -17,7 +17,7 @@ from tsfl_jax.types import Dataset, UserError
 
 
 class Custom(NamedTuple):
-    """A user's own parts, in place of those that the settings name; None: those."""
+    """A user's own parts that have no name; None: those that the settings name."""
 
     model: Any = None  # a Flax module, linen or nnx, or a `networks.Model`
     dataset: Dataset | None = None
@@ -28,11 +28,6 @@ class Custom(NamedTuple):
     augment: Any = None  # (key, x [B, ...], y [B, ...]) -> (x, y)
     client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
     partition: Any = None  # N lists of indices into the training samples
-    sampler: Any = None  # of cohorts: `cohort.Draw` -> ids
-    # The next ones get a name in the tables, see `prepare.adopted`.
-    framework: Any = None  # a `timeline.Framework` or its function
-    uplink: Any = None  # links, see `uplink.link.Uplink`
-    lr_schedule: Any = None  # t -> η_t / η
     params: Any = None  # Flax variables, w^0
 
 

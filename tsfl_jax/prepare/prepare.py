@@ -188,56 +188,53 @@ def _steps(times: Schedule, batch_size: int, iteration: str) -> Int[np.ndarray, 
     return times.tau.astype(np.int64) * steps
 
 
-# What chooses the part that an argument gives; it gets a name in that table.
+# Arguments whose parts get a name in the table of this setting.
 NAMED = {
-    "aggregator": "algorithm",
     "framework": "timeline.framework",
     "uplink": "uplink.chain",
     "lr_schedule": "lr_schedule",
+    "sampler": "cohort.sampler",
+    "aggregator": "algorithm",
 }
 
 
 def adopted(config: Any, **custom: Any) -> tuple[Config, Custom]:
-    """A validated config that names the user's own parts of `NAMED`, and the others.
+    """A validated config that names a user's own parts of `NAMED`, and the others.
 
     Args:
       config: all settings.
-      **custom: fields of `Custom`; of them `aggregator` may be a rule of `AGGREGATORS`,
-        a component, whose values become settings, or a rule of functions, which stays.
+      **custom: fields of `Custom`, and those of `NAMED`. `aggregator` is a rule of
+        `AGGREGATORS`, a component, whose values become settings, or a rule of
+        functions, which gets a name only if it has settings.
 
     Raises:
       UserError: a setting that cannot work.
     """
-    parts = Custom(**custom)
-    rule, named, values = parts.aggregator, {}, {}
-    rules = [name for name, one in AGGREGATORS.items() if one is rule]
-    if rules:
-        named["algorithm"], rule = rules[0], None
+    rule, arguments, named = custom.get("aggregator"), [*NAMED], {}
+    values: dict[str, Any] = {}  # of a rule's settings
+    if names := [name for name, one in AGGREGATORS.items() if one is rule]:
+        named["algorithm"] = names[0]
+        del custom["aggregator"]
     elif section := section_of(rule):
-        kind = rule if isinstance(rule, type) else type(rule)
-        named["algorithm"] = registry.named("algorithm", kind)
-        values[section], rule = {} if kind is rule else vars(rule), None
+        if not isinstance(rule, type):
+            values[section], custom["aggregator"] = vars(rule), type(rule)
     elif rule is not None and not isinstance(rule, Aggregator):
         raise UserError(
             f"aggregator={rule!r}: expected a tsfl_jax.Aggregator or a "
             "tsfl_jax.component; a rule of tsfl_jax is chosen by its name in "
             "config.algorithm"
         )
-    elif rule is not None and {*map(section_of, rule.sections)} - SECTIONS:
-        named["algorithm"], rule = registry.named("algorithm", rule), None
-    for argument in ("framework", "lr_schedule"):
-        if (part := getattr(parts, argument)) is not None:
-            named[NAMED[argument]] = registry.named(NAMED[argument], part)
-    if parts.uplink is not None:
-        links = parts.uplink if isinstance(parts.uplink, list) else [parts.uplink]
-        links = [registry.named("uplink.chain", link) for link in links]
-        named["uplink.chain"] = ",".join(links)
+    elif rule is not None and SECTIONS.issuperset(map(section_of, rule.sections)):
+        arguments.remove("aggregator")
+    for argument in arguments:
+        if (part := custom.pop(argument, None)) is not None:
+            by, parts = NAMED[argument], part if isinstance(part, list) else [part]
+            named[by] = ",".join(registry.named(by, one) for one in parts)
     config = replace(renewed(config), named)
     for section, fields in values.items():
         vars(getattr(config, section)).update(fields)
     validate(config)
-    nothing = dict.fromkeys(("framework", "lr_schedule", "uplink"))
-    return config, parts._replace(aggregator=rule, **nothing)
+    return config, Custom(**custom)
 
 
 def accepted(config: Any, **custom: Any) -> tuple[Config, Custom]:
@@ -288,12 +285,12 @@ def prepare_validated(
     _link_states(uplinks, network, hparams)  # each link checks the network
     traffic = traffic_of(uplinks, rule, network.params, hparams, config.num_intervals)
     down, up = traffic.mean(axis=1).tolist()  # of a transfer in an interval
-    drawn = fixed.num_samples, custom.sampler, fixed.scores, (down, up)
+    drawn = fixed.num_samples, fixed.scores, (down, up)
     workload = draw_workload(config, *drawn)
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
-    privacy, hparams = account(config, custom, rule, workload, network, hparams)
+    privacy, hparams = account(config, rule, workload, network, hparams)
     split, dataset, tested = _split_of(config, loaded, fixed, workload, network)
     digest = digest if dataset is loaded else ""
     mapping, mapping_notes = _mapping_of(config, network, steps)

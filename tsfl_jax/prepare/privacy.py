@@ -25,7 +25,6 @@ from tsfl_jax.data.inputs import package
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.prepare import rule_settings
-from tsfl_jax.prepare.custom_hooks import Custom
 from tsfl_jax.prepare.network import Network
 from tsfl_jax.prepare.workload import Workload
 from tsfl_jax.rules.apply import decide
@@ -72,7 +71,6 @@ def check(config: Config, rule: Aggregator, params: Params) -> None:
 
 def account(
     config: Config,
-    custom: Custom,
     rule: Aggregator,
     workload: Workload,
     network: Network,
@@ -89,7 +87,7 @@ def account(
     dp = package("dp_accounting", "privacy")
     rho, last = _weights(config, rule, workload, hparams), len(workload.places) - 1
     units, target = _units(config, workload, rho), config.noise.epsilon
-    sampled = None if custom.sampler else _sampled(dp, config, workload, rho)
+    sampled = _sampled(dp, config, workload, rho)
     z, delta = config.noise.multiplier, config.noise.delta
 
     def epsilon(z: float, t: int) -> tuple[float, str]:

@@ -66,7 +66,6 @@ _CUSTOM = {
             reads=("model.params", "model.frozen", "model.local", "model.local_period")
         ),
     ),
-    "cohort.sampler": ("sampler", Part()),
 }
 
 

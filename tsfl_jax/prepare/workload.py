@@ -4,7 +4,6 @@ Local iterations τ are drawn by cases, or simulated in virtual seconds under a
 framework. The workload is drawn once, in `prepare`, and carried.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +93,6 @@ def groups(text: str) -> tuple[str, ...]:
 def draw_workload(
     config: Config,
     num_samples: Int[np.ndarray, "N"] | None = None,
-    sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None = None,
     scores: copula.Scores | None = None,
     transfer_bytes: Bytes | None = None,
 ) -> Workload:
@@ -103,7 +101,6 @@ def draw_workload(
     Args:
       config: all settings.
       num_samples: of each client, where they are given and not drawn.
-      sampler: of cohorts, the user's own, in place of that of the settings.
       scores: of `copula`, of what goes together in a client.
       transfer_bytes: of a download and an upload; None: not known, and no bandwidth.
 
@@ -115,14 +112,9 @@ def draw_workload(
     """
     plan = plan_of(config, transfer_bytes)
     if config.cohort.size:
-        workload = _of_cohorts(plan, num_samples, sampler)
-    elif not sampler:
-        workload = _of_all(plan, num_samples, scores or {})
+        workload = _of_cohorts(plan, num_samples)
     else:
-        raise UserError(
-            "sampler=: would be ignored with --config.cohort.size=0; say how many "
-            "clients it draws"
-        )
+        workload = _of_all(plan, num_samples, scores or {})
     share, times = config.schedule.arrive_from, workload.schedule
     times = deliveries.arriving(times, workload.trace, share, plan.horizon)
     lines = attackers.notes(plan.is_attacker, config.attack)
@@ -163,15 +155,11 @@ def _of_all(
     return Workload(_complete(plan, times), fleet, trace, tasks, size, everyone)
 
 
-def _of_cohorts(
-    plan: Plan,
-    num_samples: Int[np.ndarray, "N"] | None,
-    sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None,
-) -> Workload:
+def _of_cohorts(plan: Plan, num_samples: Int[np.ndarray, "N"] | None) -> Workload:
     """The workload where some clients are asked at a time, and only those are drawn."""
     config, everyone = plan.config, _make_crowd(plan, num_samples)
     iterations = config.timeline.local_iterations
-    cohorts = cohort.make_cohorts(everyone, config.cohort, sampler, iterations)
+    cohorts = cohort.make_cohorts(everyone, config.cohort, iterations)
     num_samples, all_count = everyone.num_samples, True
     if plan.by_cases:
         client, is_asked = cohort.all_asked(cohorts, config.num_intervals)

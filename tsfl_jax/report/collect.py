@@ -9,6 +9,7 @@ import io
 import math
 import pathlib
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ class Source(NamedTuple):
     runs: list[Run]
     missing: list[str]  # sentences
     tables: list[Table]
-    images: list[tuple[pathlib.Path, bytes]]
+    images: list[tuple[pathlib.Path, str]]  # in base64
 
 
 def read_source(path: str | pathlib.Path) -> Source:
@@ -82,7 +83,8 @@ def read_source(path: str | pathlib.Path) -> Source:
     for png in (png for place in folders for png in sorted(place.glob("*.png"))):
         if png.name != "curves.png" or png.parent not in inside:  # the page has its own
             with _noted(source.missing):
-                source.images.append((png, files.read_bytes(png)))
+                content = b64encode(files.read_bytes(png)).decode()
+                source.images.append((png, content))
     return source
 
 
@@ -105,20 +107,16 @@ def _read_run(folder: pathlib.Path, name: str, source: Source) -> None:
     curves = pd.DataFrame(files.read_metrics(folder / "metrics.jsonl")).astype(float)
     name = folder.resolve().name if name == "." else name
     name = re.sub(r"[-_]seed\d+(-\d{8}-\d{4}(-\d+)?)?$", "", name)
-    settings = flat(config)
-    if summary is None:
+    settings, is_finished = flat(config), summary is not None
+    facts = _results(summary or {}, folder / "summary.json")
+    settings |= {n: fact for n, fact in facts.items() if _is_custom(n)}
+    if "custom aggregator" in settings:
+        settings["algorithm"] = facts.get("algorithm")
+    if not is_finished:
         reason = "its summary.json is missing or damaged; only its curves are shown"
         source.missing.append(f"{folder} has not finished: {reason}")
         name = f"{name}, seed {settings.get('seed')}, unfinished"
-        source.runs.append(
-            Run(name, str(folder), settings, {"notes": []}, curves, False)
-        )
-        return
-    settings |= {n: summary[n] for n in summary if _is_custom(n)}
-    if "custom aggregator" in settings:
-        settings["algorithm"] = summary.get("algorithm")
-    facts = _results(summary, folder / "summary.json")
-    source.runs.append(Run(name, str(folder), settings, facts, curves))
+    source.runs.append(Run(name, str(folder), settings, facts, curves, is_finished))
 
 
 def _is_custom(name: str) -> bool:
@@ -175,15 +173,12 @@ def _read_sweep(folder: pathlib.Path, name: str, source: Source) -> None:
 
 def _lane_curves(folder: pathlib.Path, row: dict[str, Any]) -> pd.DataFrame:
     """The curves of a run of an unfinished sweep; empty where its file is damaged."""
-    with contextlib.suppress(UserError):
+    with contextlib.suppress(Exception):
         path = folder / "lanes" / pathlib.PurePath(str(row.get("file"))).name
-        with user_code(f"{path}: damaged", "no curves"):
-            arrays = np.load(io.BytesIO(files.read_bytes(path)), allow_pickle=False)
-            times = arrays["virtual_time"]
-            series = {n: a for n, a in arrays.items() if a.shape == times.shape}
-            return pd.DataFrame(
-                {"interval": 1 + np.arange(len(times))} | series, dtype=float
-            )
+        arrays = np.load(io.BytesIO(files.read_bytes(path)), allow_pickle=False)
+        curves = pd.DataFrame({n: a for n, a in arrays.items() if a.ndim == 1})
+        curves.insert(0, "interval", 1 + curves.index)
+        return curves.astype(float)
     return pd.DataFrame()
 
 

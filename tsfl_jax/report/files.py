@@ -84,11 +84,7 @@ def folder_of(path: _Path, flag: str = "--workdir") -> pathlib.Path:
 
 
 def prepare_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
-    """Make the folder if needed and check that files can be written there.
-
-    Args:
-      path: of the folder.
-      flag: of the command line, for messages.
+    """Make the folder of `folder_of` if needed, and check that it can be written.
 
     Raises:
       UserError: not a path, a file, or it cannot be made or written.

@@ -85,7 +85,7 @@ class _Chart(NamedTuple):
     updates: np.ndarray
 
 
-def _chart(line: Timeline, end: float, most: int) -> _Chart:
+def chart_of(line: Timeline, end: float, most: int) -> _Chart:
     """All clients, or `most` of them at even distances, until `end`."""
     ids = np.array(sorted({bar.client for bar in line.bars}))
     places = np.linspace(0, len(ids) - 1, min(most, len(ids))).round().astype(int)
@@ -119,7 +119,7 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
     Returns:
       Lines with the global updates, at most 20 clients, the time, a legend.
     """
-    chart = _chart(timeline, end, _ROWS)
+    chart = chart_of(timeline, end, _ROWS)
     names = ["updates", *(f"client {name}" for name in chart.names)]
     margin = max(map(len, names)) + 1
     columns = width - margin
@@ -148,6 +148,21 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def plot(axes: Any, chart: _Chart, end: float) -> None:
+    """Plot the bars and updates of a chart until `end`."""
+    ranges: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for row, (_, kind, start, stop) in chart.bars:
+        ranges.setdefault((row, kind), []).append((start, min(stop, end) - start))
+    for (row, kind), spans in ranges.items():
+        half = LOOKS[kind].half
+        axes.broken_barh(spans, (row - half, 2 * half), **LOOKS[kind].bar(), zorder=2)
+    few = len(chart.updates) <= _LINES  # more of them in front would hide the bars
+    look = {"color": "#000000", "linewidth": 0.9 if few else 0.5, "zorder": 1 + 2 * few}
+    rows = -0.7, len(chart.names) - 0.4
+    axes.vlines(chart.updates, *rows, **look, label="global update")
+    axes.set_ylim(*rows[::-1])
+
+
 @style.styled
 def figure_of(
     line: Timeline, settings: Mapping[str, Any]
@@ -161,19 +176,10 @@ def figure_of(
     from matplotlib.patches import Patch
 
     end = window(line)
-    chart = _chart(line, end, _BARS)
+    chart = chart_of(line, end, _BARS)
     figure, axes = style.figure_of(1.35 + 0.17 * max(len(chart.names), 4))
     axes.grid(visible=False)
-    ranges: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for row, (_, kind, start, stop) in chart.bars:
-        ranges.setdefault((row, kind), []).append((start, min(stop, end) - start))
-    for (row, kind), spans in ranges.items():
-        half = LOOKS[kind].half
-        axes.broken_barh(spans, (row - half, 2 * half), **LOOKS[kind].bar(), zorder=2)
-    few = len(chart.updates) <= _LINES  # more of them in front would hide the bars
-    look = {"color": "#000000", "linewidth": 0.9 if few else 0.5, "zorder": 1 + 2 * few}
-    rows = -0.7, len(chart.names) - 0.4
-    axes.vlines(chart.updates, *rows, **look, label="global update")
+    plot(axes, chart, end)
     if chart.losses:
         row, at = zip(*chart.losses, strict=True)
         cross = {"marker": "X", "markersize": 7, "color": "#D55E00"}
@@ -182,7 +188,6 @@ def figure_of(
     handles = [Patch(**LOOKS[k].bar(), label=v) for k, v in chart.labels.items()]
     handles += axes.get_legend_handles_labels()[0]
     axes.set_xlim(0, end * 1.005)
-    axes.set_ylim(*rows[::-1])
     axes.set_xlabel("virtual time in seconds" if line.seconds else "interval")
     if not line.seconds:
         number = np.arange(1, round(end) + 1)
@@ -192,15 +197,10 @@ def figure_of(
     axes.set_ylabel("client")
     labels = [handle.get_label() for handle in handles]
     style.legend_below(figure, handles, labels)
-    figure.suptitle(_title(line, chart, settings))
-    return figure
-
-
-def _title(line: Timeline, chart: _Chart, settings: Mapping[str, Any]) -> str:
-    """Framework or schedule, and how much of the experiment the figure shows."""
     name, *_ = style.name_of(settings["timeline.framework"]).split(",")
     name = name if line.seconds else f"schedule {settings['schedule.kind']}"
     clients = f"{len(chart.names)} of {settings['num_clients']} clients"
     unit = "updates" if line.seconds else "intervals"
     updates = f"first {len(chart.updates)} of {len(line.updates)} {unit}"
-    return style.escape(f"{name}, {clients}, {updates}")
+    figure.suptitle(style.escape(f"{name}, {clients}, {updates}"))
+    return figure

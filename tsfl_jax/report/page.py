@@ -8,7 +8,6 @@ import collections
 import io
 import pathlib
 import sys
-from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,10 +84,8 @@ def _results_of(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
     single = single.assign(group=names, runs=[run.settings.get("seed") for run in runs])
     single = single.rename(columns={"group": "run", "runs": "seed"})
     origins = [{n: run.facts.get(n) for n in _PROVENANCE.split()} for run in runs]
-    commands = [
-        run.facts.get("command") or f"# {run.place}: of a Python program"
-        for run in runs
-    ]
+    python = "# {}: of a Python program"
+    commands = [r.facts.get("command") or python.format(r.place) for r in runs]
     return {
         "over_seeds": statistics.OVER_SEEDS,
         "target": target,
@@ -132,9 +129,8 @@ def _notes_of(runs: Sequence[Run]) -> list[str]:
 
 def _is_timed(runs: Sequence[Run]) -> bool:
     """Whether the virtual time is not in proportion to the interval in all curves."""
-    curves = pd.concat([run.curves for run in runs])
-    if not {"interval", "virtual_time"} <= {*curves}:
-        return False
+    columns = ["virtual_time", "interval"]
+    curves = pd.concat([run.curves for run in runs]).reindex(columns=columns)
     lengths = (curves["virtual_time"] / curves["interval"]).dropna()
     return len(lengths) > 0 and bool(np.ptp(lengths) > 1e-6 * lengths.max())
 
@@ -184,15 +180,11 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
       UserError: a folder that holds nothing that has finished.
     """
     sources, runs = read_groups(paths)
-    images = [image for source in sources for image in source.images]
     values: dict[str, Any] = {
         "title": ", ".join(source.folder.resolve().name for source in sources),
         "sources": sources,
         "notes": _notes_of(runs),
-        "images": [
-            (_CAPTIONS.get(p.name, p.stem), str(p), b64encode(data).decode())
-            for p, data in images
-        ],
+        "captions": _CAPTIONS,
         "html": _html,
     }
     values |= _curves_of(runs) if runs else {}
@@ -228,8 +220,7 @@ def main(texts: list[str]) -> None:
         runs = [run for run in runs if run.is_finished]
         for line in (line for source in sources for line in source.missing):
             print(line, file=sys.stderr)
-        target = options.target or _best_target(runs)
-        choices = options.score, options.base, target
+        choices = options.score, options.base, options.target or _best_target(runs)
         print(paper.write(runs, sources[0].folder, *choices))
         return
     default = pathlib.Path(options.folders[0]) / "report.html"

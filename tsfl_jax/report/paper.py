@@ -14,19 +14,9 @@ import numpy as np
 import pandas as pd
 
 from tsfl_jax.config import SEEDS
-from tsfl_jax.report import files
+from tsfl_jax.report import files, statistics, table
 from tsfl_jax.report.collect import Run, results_of
-from tsfl_jax.report.statistics import (
-    OVER_SEEDS,
-    confidence_interval,
-    has_diverged,
-    holm,
-    p_text,
-    paired_p,
-    spread,
-    spread_of_known,
-)
-from tsfl_jax.report.table import Column, column_of
+from tsfl_jax.report.statistics import confidence_interval, spread_of_known
 from tsfl_jax.types import UserError, nearest
 
 # Characters that LaTeX reads otherwise, or that its oldest fonts lack.
@@ -44,11 +34,11 @@ def _by_seed(runs: Sequence[Run], score: str, target: float | None) -> pd.DataFr
     if pairs.has_duplicates:
         name = pairs[pairs.duplicated()][0][1]
         raise UserError(f"{name}: two runs of one seed; give each folder once")
-    results = [results_of(run, target) for run in runs]
-    scores = [None if has_diverged(row) else row.get(score) for row in results]
+    rows = [results_of(run, target) for run in runs]
+    scores = [None if statistics.has_diverged(row) else row.get(score) for row in rows]
     values = pd.Series(scores, pairs, dtype=float)
     if values.isna().all():
-        names = [*dict.fromkeys(itertools.chain(*results))]
+        names = [*dict.fromkeys(itertools.chain(*rows))]
         expected = f"expected one of {', '.join(names) or 'those of finished runs'}"
         problem = f"no run has such a score{nearest(score, names)}"
         raise UserError(f"--score={score}: {problem}; {expected}")
@@ -68,11 +58,11 @@ def _base_of(groups: Sequence[str], text: str) -> str:
 
 
 def _numbers(
-    scores: pd.DataFrame, base: str, column: Column
+    scores: pd.DataFrame, base: str, column: table.Column
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row per group of means, and with a base paired differences; and as text."""
-    unit = column.head.rpartition(", ")[2] if ", " in column.head else ""
-    gap_head = f"difference, {unit.replace('%', 'points')}".removesuffix(", ")
+    _, comma, unit = column.head.partition(", ")
+    gap_head = f"difference{comma}{unit.replace('%', 'points')}"
     numbers: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
     for name in scores:
@@ -89,14 +79,14 @@ def _numbers(
             gaps = gaps[: len(gaps) * np.isfinite(gaps).all()]  # none where one is inf
             gap, error = confidence_interval(gaps)
             row |= {"difference": gap, "difference_half": error}
-            row |= {"p": paired_p(gaps), "pairs": len(gaps)}
-            text[gap_head] = spread(gaps, f"+{column.form}") if len(gaps) else "–"
+            row |= {"p": statistics.paired_p(gaps), "pairs": len(gaps)}
+            text[gap_head] = spread_of_known(gaps, f"+{column.form}")
         numbers.append(row)
         texts.append(text)
     frames = pd.DataFrame(numbers), pd.DataFrame(texts)
     if base:
-        frames[0]["holm"] = holm(frames[0]["p"].to_list())
-        frames[1]["p (Holm)"] = frames[0]["holm"].map(p_text)
+        frames[0]["holm"] = statistics.holm(frames[0]["p"].to_list())
+        frames[1]["p (Holm)"] = frames[0]["holm"].map(statistics.p_text)
     return frames
 
 
@@ -164,14 +154,14 @@ def write(
       UserError: no run has this score, a group has two runs of a seed, or there is no
         such base, or several.
     """
-    column = column_of(score, target)
+    column = table.column_of(score, target)
     scores = column.scale * _by_seed(runs, score, target)
     base = base and _base_of(list(scores), base)
     numbers, text = _numbers(scores, base, column)
-    head = f"{column.head[0].upper()}{column.head[1:]}: {OVER_SEEDS}."
+    head = f"{column.head[0].upper()}{column.head[1:]}: {statistics.OVER_SEEDS}."
     if base:
         head += f" Differences to {base} are paired by seed."
-    lost = sum(has_diverged(run.facts) for run in runs)
+    lost = sum(statistics.has_diverged(run.facts) for run in runs)
     head += f" Left out because they diverged: {lost}." if lost else ""
     tex = latex(text, caption=head, label=f"tab:{score}")
     tex = f"% \\usepackage{{booktabs}}\n{tex}"

@@ -73,29 +73,10 @@ def ticking(stream: IO[str] | None, task: str, details: str = "") -> Iterator[No
         while stream is not None and not ended.wait(PERIOD):
             _transient(stream, f"{task} … {time.monotonic() - begun:.0f} s{details}")
 
-    with futures.ThreadPoolExecutor(1) as pool:
+    with futures.ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        stack.callback(ended.set)
         pool.submit(tick)
-        try:
-            yield
-        finally:
-            ended.set()
-
-
-def _line(
-    place: tuple[int, int], spent: tuple[int, int, float], results: str, later: float
-) -> str:
-    """How far a run or sweep is; `spent` is intervals, samples and seconds."""
-    (finished, total), (intervals, samples, seconds) = place, spent
-    speed = f"{samples / seconds:,.0f}" if seconds else "–"
-    left = f"done in {_clock(seconds)}"
-    if finished < total:
-        remaining = later + (total - finished) * seconds / max(intervals, 1)
-        left = f"{_clock(remaining)} left" if intervals else "–"
-    return f"interval {finished}/{total}, {results}, {speed} samples/s, {left}"
-
-
-def _clock(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=round(seconds)))
+        yield
 
 
 def bar(
@@ -117,9 +98,14 @@ def bar(
     def advance(intervals: int, samples: int, seconds: float, results: str) -> None:
         nonlocal spent
         spent = spent[0] + intervals, spent[1] + samples, spent[2] + seconds
-        place = first + spent[0], total
-        show = _transient if place[0] < total else log
-        show(stream, _line(place, spent, results, later()))
+        intervals, samples, seconds = spent
+        finished, is_last = first + intervals, first + intervals >= total
+        speed = f"{samples / seconds:,.0f}" if seconds else "–"
+        remaining = later() + (total - finished) * seconds / intervals
+        clock = datetime.timedelta(seconds=round(seconds if is_last else remaining))
+        text = f"interval {finished}/{total}, {results}, {speed} samples/s, "
+        text += f"done in {clock}" if is_last else f"{clock} left"
+        (log if is_last else _transient)(stream, text)
 
     return advance
 

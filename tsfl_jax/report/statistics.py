@@ -3,7 +3,6 @@
 Student's t; NaN and ±inf count as missing only where the caller says so.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,7 @@ OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over th
 
 
 def confidence_interval(
-    values: np.ndarray | Sequence[float | np.floating],
-    omit: bool = False,
+    values: np.ndarray | Sequence[float | np.floating], omit: bool = False
 ) -> tuple[Any, Any]:
     """Mean over the first axis, and half the width of its 95 % confidence interval.
 
@@ -119,10 +117,6 @@ def in_time(
     lines = [pandas.Series(a, s).groupby(level=0).last() for s, a in curves]
     tested = pandas.concat(lines, axis=1).sort_index()
     return tested.ffill() if forward else tested
-
-
-# Of times to a target, which some seeds may never reach.
-spread_of_times = functools.partial(spread_of_known, is_time=True)
 
 
 def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:

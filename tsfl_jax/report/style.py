@@ -50,22 +50,16 @@ def style_at(index: int) -> Style:
     return line_style(color, _DASHES[dashes % len(_DASHES)], marker)
 
 
-def _places() -> dict[str, int]:
-    """Rules keep their looks in all figures."""
-    return {rule: place for place, rule in enumerate(AGGREGATORS)}
-
-
 def style_of(label: str, index: int) -> Style:
-    """The style of a rule; other labels have that of the index."""
-    return style_at(_places().get(label, index))
+    """The style of a rule, in all figures; other labels have that of the index."""
+    return style_at([*AGGREGATORS].index(label) if label in AGGREGATORS else index)
 
 
 def styles_of(labels: Sequence[str]) -> list[Style]:
     """A style for each line; rules keep theirs where all lines are rules."""
     names = [label.removeprefix("algorithm=") for label in labels]
-    places = _places()
-    places = places if places.keys() >= {*names} else {}
-    return [style_at(places.get(name, i)) for i, name in enumerate(names)]
+    are_rules = AGGREGATORS.keys() >= {*names}
+    return [style_of(name if are_rules else "", i) for i, name in enumerate(names)]
 
 
 @contextlib.contextmanager
@@ -190,12 +184,11 @@ def legend_columns(labels: Sequence[str]) -> int:
 
 def name_of(label: str) -> str:
     """The written name of a rule, a framework, or both, "tsfl_dms"; others as is."""
-    frameworks = {name: row.label or name for name, row in FRAMEWORKS.items()}
-    rules = {name: row.label or name for name, row in AGGREGATORS.items()}
-    first, _, rest = label.partition("_")
-    if first in frameworks and rest in rules:
-        return f"{frameworks[first]}, {rules[rest]}"
-    return (frameworks | rules).get(label, escape(label))
+    framework, _, rule = label.partition("_")
+    if framework in FRAMEWORKS and rule in AGGREGATORS:
+        return f"{name_of(framework)}, {name_of(rule)}"
+    rows = {**FRAMEWORKS, **AGGREGATORS}
+    return rows[label].label or label if label in rows else escape(label)
 
 
 def title(text: str) -> str:

@@ -186,10 +186,6 @@ class Column(NamedTuple):
         return spread_of_known(distinct if once else values, self.form, self.is_time)
 
 
-def _cost(head: str, scale: float = 1.0) -> Column:
-    return Column(head, scale, ".5g", is_result=False)
-
-
 # Quantity of a run → its column, in every table of groups of runs.
 COLUMNS = {
     "best_test_accuracy": Column("best accuracy, %", 100, ".2f"),
@@ -201,12 +197,12 @@ COLUMNS = {
     "final_client_accuracy_gini": Column("Gini of clients"),
     "mean_regret": Column("mean regret"),
     "epsilon": Column("epsilon", is_result=False),
-    "intervals": _cost("intervals"),
-    "virtual_time": _cost("virtual time, s"),
-    "bytes_moved": _cost("moved, MB", 1e-6),
-    "bytes_down": _cost("down, MB", 1e-6),
-    "bytes_up": _cost("up, MB", 1e-6),
-    "energy_joules": _cost("energy, kJ", 1e-3),
+    "intervals": Column("intervals", 1, ".5g", is_result=False),
+    "virtual_time": Column("virtual time, s", 1, ".5g", is_result=False),
+    "bytes_moved": Column("moved, MB", 1e-6, ".5g", is_result=False),
+    "bytes_down": Column("down, MB", 1e-6, ".5g", is_result=False),
+    "bytes_up": Column("up, MB", 1e-6, ".5g", is_result=False),
+    "energy_joules": Column("energy, kJ", 1e-3, ".5g", is_result=False),
     "train_seconds": Column("wall-clock training, s", is_result=False),
 }
 # Results of a whole run that a sweep's table has.

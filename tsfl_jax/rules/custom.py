@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Num
 
 from tsfl_jax import rng, trees, types
-from tsfl_jax.components import arguments_of, check_arguments, check_function
+from tsfl_jax.components import check_arguments
 from tsfl_jax.models.losses import all_finite
 from tsfl_jax.rules.apply import apply, check_weights, decide, mix_stacked, model_at
 from tsfl_jax.rules.base import (
@@ -102,7 +102,7 @@ def rule(
         for part, kind in _PARTS.items()
     }
     for part in parts.values():
-        check_arguments("rule(…)", part)
+        check_arguments(f"rule({getattr(weights, '__qualname__', weights)}, …)", part)
     return Aggregator(**parts, **fields)
 
 
@@ -127,15 +127,12 @@ def rule_of_component(kind: type) -> Aggregator:
             "weights(self, info)"
         )
 
-    methods = {"update", "combine", "from_updates"}
-    for row in _PARTS.values():
-        for name, arguments in arguments_of(row).items():
-            if name in fields and name != "weights":
-                names = ["self"] * (name in methods) + arguments
-                check_function(f"{kind.__name__}.{name}", fields[name], names)
-
     def of_settings(method: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *inputs: method(inputs[-1].of(kind), *inputs)
+        @functools.wraps(functools.partial(method, None))  # without self
+        def function(*inputs: Any) -> Any:
+            return method(inputs[-1].of(kind), *inputs)
+
+        return function
 
     _with_hparams(functools.partial(fields.pop("weights"), None))
 
@@ -143,7 +140,8 @@ def rule_of_component(kind: type) -> Aggregator:
         bound = functools.partial(kind.weights, hparams.of(kind))
         return _with_hparams(bound)(info, hparams)
 
-    for name in methods & fields.keys():
+    weights.__qualname__ = kind.__name__
+    for name in {"update", "combine", "from_updates"} & fields.keys():
         fields[name] = of_settings(fields[name])
     return rule(weights, **fields)
 

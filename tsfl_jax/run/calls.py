@@ -81,8 +81,7 @@ class Store(NamedTuple):
 
     def save(self, progress: Progress) -> None:
         """Save the progress, whose state is on the host."""
-        interval = int(progress.finished)
-        checkpoint.save(self.folder, interval, progress, self.identity)
+        checkpoint.save(self.folder, int(progress.finished), progress, self.identity)
 
 
 def train(

@@ -66,7 +66,7 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
     """
     custom, digests = prepared.custom._asdict(), prepared.fingerprints
     indices, _ = custom.pop("partition"), custom.pop("metrics")
-    parts = _described(custom)
+    parts = _described(custom) | _described(own_parts(prepared.config))
     if prepared.custom_data:
         parts["dataset"] = f"{prepared.custom_data} {digests['scale']}"
     if indices is not None:
@@ -107,11 +107,11 @@ def depends_on_devices(prepared: Prepared) -> bool:
 def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
     custom = prepared.custom._asdict()
-    for name in ("dataset", "partition", "sampler", "params"):
+    for name in ("dataset", "partition", "params"):
         del custom[name]  # among the fingerprints
     config = prepared.config
-    own = _described(custom) | _described(own_parts(config))
-    described = {f"own {name}": text for name, text in own.items()}
+    described = _described(custom) | _described(own_parts(config))
+    described = {f"own {name}": text for name, text in described.items()}
     # Data is compared by its fingerprint.
     without = {name for name, (_, s) in SETTINGS.items() if not s.effect}
     without |= rule_settings.unread(config, prepared.custom).keys()

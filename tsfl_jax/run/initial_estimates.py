@@ -6,6 +6,7 @@ clients at the initial model, and stay fixed.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,19 +35,10 @@ def when(prepared: Prepared) -> str:
 
 
 @functools.partial(jax.jit, static_argnames="parts")
-def _estimate(
-    parts: Parts,
-    samples: local.Samples,
-    params: Params,
-    key: PRNGKey,
-    clients: local.Client,
-    hparams: HParams,
-) -> Constants:
+def _estimate(parts: Parts, *arrays: Any) -> Constants:
     """The estimates at w⁰."""
     with trees.arithmetic():  # as in `scan.make_run`
-        return estimates.estimate_constants(
-            parts, params, key, clients, samples, hparams, DRAWS
-        )
+        return estimates.estimate_constants(parts, *arrays, draws=DRAWS)
 
 
 def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
@@ -105,7 +97,7 @@ def fill(
     # Of arrays that every device has, that of the first: the same program on however
     # many devices, so that it has the bits of one.
     scalars = hparams._replace(settings={})
-    inputs = samples, params, rng.fold(key, "initial estimates"), clients, scalars
+    inputs = params, rng.fold(key, "initial estimates"), clients, samples, scalars
     inputs = jax.tree.map(
         lambda a: a.addressable_data(0) if isinstance(a, jax.Array) else a, inputs
     )

@@ -229,7 +229,7 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
     side_by_side = spec.mapping == "vmap" and not by_choice
     # A user's function is traced anew: what it reads from around may have changed.
-    traced = any_member.custom._replace(partition=None, sampler=None)
+    traced = any_member.custom._replace(partition=None)
     is_ours = all(part is None or part == {} for part in traced)
     is_ours = is_ours and not any(own_parts(p.config) for p in members)
     make = _lanes_run if is_ours else _lanes_run.__wrapped__
@@ -381,12 +381,10 @@ def merged_spec(members: Sequence[Prepared]) -> ProgramSpec:
     return dataclasses.replace(specs[0], estimates=estimates, **fields)
 
 
-def sharing_keys(prepared_runs: Sequence[Prepared]) -> list[tuple[Any, ...]]:
+def sharing_keys(members: Sequence[Prepared]) -> list[tuple[Any, ...]]:
     """What experiments must agree on to share a program, of each."""
-    measured = {
-        p.rule for p in prepared_runs if initial_estimates.when(p) == "interval"
-    }
-    return [_key_of(p, measured) for p in prepared_runs]
+    measured = {p.rule for p in members if initial_estimates.when(p) == "interval"}
+    return [_key_of(p, measured) for p in members]
 
 
 def _key_of(prepared: Prepared, measured: Collection[Aggregator]) -> tuple[Any, ...]:

@@ -12,13 +12,7 @@ import numpy as np
 
 from tsfl_jax import command
 from tsfl_jax.config import Config, flat
-from tsfl_jax.prepare import backend
-from tsfl_jax.prepare.prepare import (
-    Prepared,
-    accepted,
-    prepare_validated,
-    schedule_fingerprints,
-)
+from tsfl_jax.prepare import backend, prepare
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress as bars
 from tsfl_jax.report import runs, table
@@ -38,7 +32,7 @@ _PROVENANCE |= dict.fromkeys(("device", "backend", "processor", "command"), str)
 class Experiment(NamedTuple):
     """All that a run needs."""
 
-    prepared: Prepared
+    prepared: prepare.Prepared
     program: Program
     arrays: Arrays  # of one run, L = 1
     identity: dict[str, Any]  # what a checkpoint must agree on
@@ -47,9 +41,9 @@ class Experiment(NamedTuple):
 
 def build(config: Config, **custom: Any) -> Experiment:
     """Make everything of an experiment; `custom` are fields of `Custom`."""
-    config, parts = accepted(config, **custom)
+    config, parts = prepare.accepted(config, **custom)
     mesh = backend.start_jax(config)
-    prepared = prepare_validated(config, parts)
+    prepared = prepare.prepare_validated(config, parts)
     memory.check(prepared, mesh.size)
     identity = identity_of(prepared)
     if depends_on_devices(prepared):
@@ -156,7 +150,6 @@ def _opened(
         raise UserError(
             f"{folder} holds a run without checkpoints; {checkpoint.AFRESH}"
         )
-
     if exp.prepared.config.checkpoint:
         adapt = functools.partial(_adapt, exp, progress)
         progress = store.restored(progress, bars.warn_to(stream), adapt)
@@ -190,7 +183,7 @@ def _adapt(
         )
     updates = shapes[".history.diverged"][1]
     first = jax.tree.map(lambda a: a[:updates] if np.ndim(a) else a, times)
-    digests = schedule_fingerprints(first, config.timeline)
+    digests = prepare.schedule_fingerprints(first, config.timeline)
     shorter = jax.tree.map(lambda a: a[:, :updates], progress.history)
     identity = exp.identity | {"num_intervals": intervals} | digests
     return progress._replace(history=shorter), identity

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
-import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,19 +114,12 @@ def run(
 
 
 def collect(
-    config: Config,
-    swept: sweeps.Swept,
-    *,
-    workdir: str | pathlib.Path,
-    **options: Any,
+    config: Config, swept: sweeps.Swept, *, workdir: str | pathlib.Path, **options: Any
 ) -> sweeps.SweepResult | None:
     """Write the tables of the runs that have finished; train nothing.
 
     Args:
-      config: as in `doors.sweep`.
-      swept: the whole sweep.
-      workdir: its folder.
-      **options: of `sweeps.make`.
+      config: this and all others as of `run`.
 
     Returns:
       The result of the sweep, None while runs are missing.
@@ -152,7 +144,8 @@ def _work(task: _Task, shard: tuple[int, int] | None) -> sweeps.SweepResult | No
     settings, points, options = task
     for source in options.pop("components"):
         registry.load(source)
-    config = replace(Config(), settings)
+    with user_code("--ray: not known to a worker", "name its file by --components"):
+        config = replace(Config(), settings)
     if shard:
         return run(config, points, shard, **options)
     return collect(config, points, **options)
@@ -207,7 +200,7 @@ def run_on_ray(
         work = ray.remote(max_retries=RETRIES, max_calls=1, **resource)(_work)
         with user_code("--ray: a part cannot be sent", "expected what can be pickled"):
             options = {"workdir": folder, "runs_per_call": runs_per_call, **custom}
-            options["components"] = [*map(os.path.abspath, registry.sources)]
+            options["components"] = [*registry.sources]
             task = ray.put((settings, points, options))
         progress.log(stream, f"{count} Ray workers with {devices} {kind}s each")
         ids = [(index, count) for index in range(count)]
@@ -238,10 +231,7 @@ def _cluster(address: str) -> Iterator[Any]:
 
 
 def _results(
-    ray: Any,
-    tasks: Mapping[Any, str],
-    stop: Callable[[], bool],
-    stream: IO[str] | None,
+    ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool], stream: IO[str] | None
 ) -> Any:
     """Wait for tasks by name; the one result, if a task has one."""
     result, waiting, task = None, [*tasks], None

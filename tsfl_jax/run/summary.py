@@ -22,9 +22,6 @@ _COLUMNS = ("test_accuracy", "test_loss", "train_loss", "threshold", "num_select
 _COLUMNS += ("weight_entropy", "smoothness", "grad_sq_norm", "grad_variance")
 _COLUMNS += ("grad_square", "coupling", "num_discarded")
 _OF_SLOTS = ("tau", "size", "client", "reported")  # arrays of a `Schedule`
-# And those that only some runs measure.
-_MEASURED = ("validation_loss", "regret", "gap", "spent_epsilon")
-_MEASURED += client_test.SERIES
 
 
 def work_of(prepared: Prepared, history: scan.History) -> Schedule:
@@ -55,10 +52,10 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
 
 def measured(prepared: Prepared) -> tuple[str, ...]:
     """Names in the history of what not every run measures."""
-    names = tuple(prepared.custom.metrics)
-    names += structures.REGRET if prepared.config.measure_regret else ()
+    names = structures.REGRET if prepared.config.measure_regret else ()
     names += ("spent_epsilon",) if prepared.privacy else ()
-    return names + (client_test.SERIES if prepared.tested else ())
+    names += client_test.SERIES if prepared.tested else ()
+    return names + tuple(prepared.custom.metrics)
 
 
 def _tested(prepared: Prepared) -> client_test.ClientTest | None:
@@ -159,8 +156,8 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """One plain dict per finished interval from `first` on, as in metrics.jsonl."""
     named = named_of(prepared, history)
-    measured = (name for name in _MEASURED if name in named)
-    names = "virtual_time", *_COLUMNS, *measured, *prepared.custom.metrics
+    names = "virtual_time", *_COLUMNS, *measured(prepared)
+    names = [name for name in names if named[name].ndim == 1]
     columns = [report.plain(named[name][first:]) for name in names]
     intervals = range(first + 1, len(history.rho) + 1)
     rows = zip(intervals, *columns, strict=True)

@@ -24,22 +24,10 @@ from tsfl_jax import command, host_memory
 from tsfl_jax.config import Config
 from tsfl_jax.engine import scan, structures
 from tsfl_jax.prepare.backend import start_jax
-from tsfl_jax.prepare.prepare import (
-    NAMED,
-    Prepared,
-    adopted,
-    drawn_bytes,
-    prepare_all,
-)
+from tsfl_jax.prepare.prepare import NAMED, Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.report import bands, files, progress, table
-from tsfl_jax.run import calls, checkpoint, grid, lanes, memory
+from tsfl_jax.run import calls, checkpoint, grid, identity, lanes, memory
 from tsfl_jax.run import summary as summaries
-from tsfl_jax.run.identity import (
-    custom_values,
-    depends_on_devices,
-    identity_of,
-    values_of,
-)
 from tsfl_jax.run.program import Chunk
 from tsfl_jax.types import UserError
 
@@ -180,7 +168,7 @@ def make(
         for members in lanes.group(runs) if is_new else ():
             memory.check(lanes.largest([runs[i] for i in members]), mesh.size)
         open_folder(folder, locks)
-    identities = (files.plain(identity_of(prepared)) for prepared in runs)
+    identities = (files.plain(identity.identity_of(prepared)) for prepared in runs)
     digests = [_digest(json.dumps(one, sort_keys=True)) for one in identities]
     hooks: dict[str, Any] = {"stream": stream, "stop": stop, "watch": watch}
     return Sweep(
@@ -227,21 +215,20 @@ def path_of(folder: pathlib.Path, digest: str) -> pathlib.Path:
     return folder / "lanes" / f"{digest}.npz"
 
 
-def _load(
-    folder: pathlib.Path, prepared: Prepared, digest: str, warn: Callable[[str], None]
-) -> History:
+def _load(sweep: Sweep, run: int) -> History:
     """The arrays of a run that is whole on the disk; {}, with a warning: it is not."""
-    path = path_of(folder, digest)
-    if not path.exists():
+    digest = sweep.digests[run]
+    if not sweep.folder or not (path := path_of(sweep.folder, digest)).exists():
         return {}
     always = {*structures.History._fields} - {*structures.OPTIONAL} | {*_ALWAYS}
     with contextlib.suppress(UserError):
         arrays = files.read_arrays(path)
         fields = {*arrays} - {_NAME, "client"}
-        expected = always | {*summaries.measured(prepared)}
+        expected = always | {*summaries.measured(sweep.runs[run])}
         if str(arrays.pop(_NAME, "")) == digest and fields == expected:
             return arrays
-    warn(f"{path} is damaged or of an earlier version; that one runs again")
+    text = f"{path} is damaged or of an earlier version; that one runs again"
+    progress.warn_to(sweep.stream)(text)
     return {}
 
 
@@ -255,7 +242,7 @@ class Finished(NamedTuple):
 def _finished(sweep: Sweep, run: int, history: History) -> Finished:
     """A finished run, with its line of results.csv."""
     prepared = sweep.runs[run]
-    settings = values_of(prepared) | custom_values(prepared)
+    settings = identity.values_of(prepared) | identity.custom_values(prepared)
     results = summaries.results_of(prepared, history)
     row = (
         {"run": run}
@@ -277,13 +264,8 @@ def _finished(sweep: Sweep, run: int, history: History) -> Finished:
 
 def _load_finished(sweep: Sweep) -> dict[int, Finished]:
     """The runs that are in the folder, by number."""
-    warn, finished = progress.warn_to(sweep.stream), {}
-    if not sweep.folder:
-        return finished
-    for i, (prepared, digest) in enumerate(zip(sweep.runs, sweep.digests, strict=True)):
-        if history := _load(sweep.folder, prepared, digest, warn):
-            finished[i] = _finished(sweep, i, history)
-    return finished
+    histories = {run: _load(sweep, run) for run in range(len(sweep.runs))}
+    return {run: _finished(sweep, run, h) for run, h in histories.items() if h}
 
 
 def _write_partly(sweep: Sweep, finished: Mapping[int, Finished]) -> None:
@@ -298,16 +280,10 @@ def _result(sweep: Sweep, finished: Mapping[int, Finished]) -> SweepResult:
     """Rows and histories of all runs; written to the folder."""
     rows = [finished[i].row for i in sorted(finished)]
     histories = [finished[i].history for i in sorted(finished)]
-
-    def shapes(name: str) -> set:
-        return {h[name].shape if name in h else None for h in histories}
-
-    fields = [n for n in histories[0] if n != "seconds" and len(shapes(n)) == 1]
-    stacked = {n: np.stack([h[n] for h in histories]) for n in fields}
-    series = [
-        {n: a for n, a in h.items() if a.shape == h["virtual_time"].shape}
-        for h in histories
-    ]
+    shapes = {n: {np.shape(h.get(n, ())) for h in histories} for n in histories[0]}
+    names = [n for n in shapes if n != "seconds" and len(shapes[n]) == 1]
+    stacked = {n: np.stack([h[n] for h in histories]) for n in names}
+    series = [{n: a for n, a in h.items() if a.ndim == 1} for h in histories]
     result = SweepResult(rows, stacked, sweep.swept, series)
     if sweep.folder:
         # What is left is of calls that another division into calls replaced.
@@ -333,8 +309,7 @@ def collect(sweep: Sweep) -> SweepResult | None:
     if len(finished) == total:
         return _result(sweep, finished)
     _write_partly(sweep, finished)
-    missing = f"{total - len(finished)} of {total} runs"
-    progress.log(sweep.stream, f"{missing} are missing")
+    progress.log(sweep.stream, f"{total - len(finished)} of {total} runs are missing")
     return None
 
 
@@ -366,8 +341,7 @@ def run_all(sweep: Sweep) -> dict[int, Finished]:
     bar = progress.bar(stream, sum(lengths), first, later)
     for number, members in enumerate(groups, 1):
         place = f", {number} of {len(groups)} programs" * (len(groups) > 1)
-        group_runs = _run_group(sweep, members, bar, finished, compiles, place)
-        for finished_call in group_runs:
+        for finished_call in _run_group(sweep, members, bar, finished, compiles, place):
             finished |= finished_call
             sweep.watch({i: finished[i].history for i in sorted(finished)})
             if len(finished) < len(runs):
@@ -471,7 +445,7 @@ def _store(
     if not sweep.folder or not any(p.config.checkpoint for p in runs):
         return None
     files.prepare_workdir(sweep.folder / _RUNNING)
-    devices = sweep.mesh.size if any(map(depends_on_devices, runs)) else ""
+    devices = sweep.mesh.size if any(map(identity.depends_on_devices, runs)) else ""
     digests = [sweep.digests[i] for i in indices]
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))

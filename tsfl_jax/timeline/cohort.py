@@ -253,16 +253,12 @@ class Cohorts(NamedTuple):
         return 1 if self.crowd is None else 1000
 
 
-def make_cohorts(
-    crowd: Crowd, settings: CohortConfig, custom: Any = None, iterations: int = 1
-) -> Cohorts:
+def make_cohorts(crowd: Crowd, settings: CohortConfig, iterations: int = 1) -> Cohorts:
     """Cohorts of a crowd.
 
     Args:
       crowd: N clients.
       settings: with a size K ≥ 1.
-      custom: a sampler in place of that of the settings, a function from a `Draw` to
-        ids.
       iterations: of a task, for a sampler that goes by its mean seconds.
 
     Raises:
@@ -281,14 +277,6 @@ def make_cohorts(
                 f"--config.cohort.{name}={value}: expected {low} to "
                 f"--config.num_clients={N}"
             )
-    sampler = SAMPLERS[settings.sampler]
-    if custom is not None:
-        if settings.choice is not None:
-            raise UserError(
-                f"sampler=: cannot go with --config.cohort.sampler={settings.sampler}; "
-                "leave out one"
-            )
-        sampler = own_sampler(custom)
     windows = [
         (i, ticks.of(a), _NEVER if b == math.inf else ticks.of(b))
         for i, windows in crowd.windows.items()
@@ -300,7 +288,7 @@ def make_cohorts(
         crowd,
         slots,
         settings.size if settings.sampler in VARYING else settings.ask or slots,
-        sampler,
+        SAMPLERS[settings.sampler],
         crowd.seed,
         Online(np.unique(client), client, start, end),
         settings=settings,

@@ -356,7 +356,7 @@ def process(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(registry, "sources", [])
+    monkeypatch.setattr(registry, "sources", {})
 
     def run(program, *words: str) -> tuple[int, str]:
         monkeypatch.delitem(sys.modules, "mine", raising=False)

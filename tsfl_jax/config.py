@@ -78,12 +78,15 @@ def _by_section(kinds: Iterable[type]) -> dict[str, type]:
     """Components by section; those that share one become one."""
     sections: dict[str, type] = {}
     for kind in dict.fromkeys(kinds):
-        name, first = section_of(kind), sections.get(section_of(kind))
-        if first is not None:
-            body = {"__doc__": first.__doc__}
-            kind = component(name)(type(first.__name__, (kind, first), body))
-        sections[name] = kind
+        name = section_of(kind)
+        sections[name] = _joined(kind, sections[name]) if name in sections else kind
     return sections
+
+
+@functools.cache  # a `Config` stays valid where the same components are joined again
+def _joined(kind: type, first: type) -> type:
+    body = {"__doc__": first.__doc__}
+    return component(section_of(kind))(type(first.__name__, (kind, first), body))
 
 
 def _extended(kind: type[T], sections: Mapping[str, type]) -> type[T]:

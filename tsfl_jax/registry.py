@@ -167,7 +167,7 @@ def load_named(texts: list[str]) -> None:
 
 def _load_file(path: pathlib.Path) -> None:
     """Import a file under its name, once; it may import its neighbors."""
-    sys.path.append(str(path.parent))
+    sys.path.insert(0, str(path.parent))  # as Python does with a script's
     module = importlib.import_module(path.stem)
     if module.__file__ != str(path):
         raise ImportError(f"there is a module {path.stem}; rename the file")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import pytest
 import tsfl_jax
 from tests import examples
 from tsfl_jax import __main__, registry
+from tsfl_jax.prepare import prepare
 from tsfl_jax.rules.base import weights_of
 
 TEXT = examples.text("architecture.md")
@@ -516,6 +518,23 @@ def test_components_of_other_arguments_are_answered_in_one_line(parts, words):
         tsfl_jax.simulate(small(), **parts)
     with pytest.raises(tsfl_jax.UserError, match="has one of that name"):
         tsfl_jax.register("timeline.framework", "sfl", lambda fleet: None)
+
+
+def test_links_of_the_same_name_are_both_in_the_chain():
+    """Times 2, then times 3, by one function's two closures: 6."""
+
+    def times(factor):
+        def link(update, state, info, settings):
+            return jax.tree.map(lambda u: factor * u, update), state
+
+        return link
+
+    prepared = prepare.prepare(small(), uplink=[times(2.0), times(3.0)])
+    assert prepared.config.uplink.chain == "link,link_"
+    update = {"params": {"w": jnp.ones(2)}}
+    for link in prepared.uplinks:
+        update, _ = link.send(update, (), None, None)
+    assert update["params"]["w"].tolist() == [6, 6]
 
 
 def test_a_schedule_of_ones_own_is_the_same_as_the_packages():

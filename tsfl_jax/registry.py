@@ -11,7 +11,7 @@ import importlib.metadata
 import pathlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -120,8 +120,8 @@ def _in_one_line(failure: str, function: Callable[..., Any]) -> Callable[..., An
     return call
 
 
-def named(by: str, part: Any) -> str:
-    """Register a part under its own name, which is returned.
+def named(by: str, part: Any, others: Collection[str] = ()) -> str:
+    """Register a part under its own name, which is returned and none of the others.
 
     That is the name of its settings or, without any, of its first function.
     """
@@ -130,6 +130,8 @@ def named(by: str, part: Any) -> str:
     first = part[0] if isinstance(part, tuple) else part
     name = section or getattr(first, "__name__", "").strip("<>") or "own"
     name = f"own_{name}" if is_taken(by, name) else name
+    while name in others:
+        name += "_"
     register(by, name, part)
     return name
 

@@ -229,7 +229,10 @@ def adopted(config: Any, **custom: Any) -> tuple[Config, Custom]:
     for argument in arguments:
         if (part := custom.pop(argument, None)) is not None:
             by, parts = NAMED[argument], part if isinstance(part, list) else [part]
-            named[by] = ",".join(registry.named(by, one) for one in parts)
+            names = []
+            for one in parts:
+                names.append(registry.named(by, one, names))
+            named[by] = ",".join(names)
     config = replace(renewed(config), named)
     for section, fields in values.items():
         vars(getattr(config, section)).update(fields)

@@ -53,7 +53,7 @@ if os.environ.get("CHECK_ANNOTATIONS"):
     jaxtyping.install_import_hook(CHECKED, "tests.checked.checked")
 
 from tests import launches  # noqa: E402
-from tsfl_jax import config  # noqa: E402
+from tsfl_jax import config, registry  # noqa: E402
 from tsfl_jax.engine import devices  # noqa: E402
 from tsfl_jax.report import files, style  # noqa: E402
 
@@ -189,5 +189,6 @@ def _tables_without_components_of_a_test():
     names = [(by, name) for by, parts in config.OWN.items() for name in parts]
     for by, name in names:
         del config.OWN[by][name], (config.TABLES | config.LISTS)[by][name]
+    registry.registered.clear()
     if names:
         config.assemble()

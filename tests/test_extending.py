@@ -19,8 +19,11 @@ import pytest
 import tsfl_jax
 from tests import examples
 from tsfl_jax import __main__, registry
+from tsfl_jax.components import Part
+from tsfl_jax.config import replace
 from tsfl_jax.prepare import prepare
 from tsfl_jax.rules.base import weights_of
+from tsfl_jax.uplink import UPLINKS
 
 TEXT = examples.text("architecture.md")
 EXAMPLES = examples.examples("architecture.md", r"^### … an? (.+?)\n(.*?)(?=^##)")
@@ -549,3 +552,110 @@ def test_a_schedule_of_ones_own_is_the_same_as_the_packages():
     np.testing.assert_array_equal(own, warm)
     np.testing.assert_array_equal(rising.history["test_loss"], warm)
     assert (plain != warm).any()
+
+
+def times(factor):
+    """A link that multiplies."""
+
+    def link(update, state, info, settings):
+        return jax.tree.map(lambda u: factor * u, update), state
+
+    return link
+
+
+def test_parts_keep_their_names():
+    """Another part does not replace a registered one; the package's have theirs."""
+    tsfl_jax.register("uplink.chain", "link", times(2.0))
+    links = (times(3.0), UPLINKS["topk"], times(4.0))
+    prepared = prepare.prepare(small(), uplink=links)
+    assert prepared.config.uplink.chain == "link_,topk,link__"
+    config = replace(small(), {"uplink.chain": "link"})
+    update, _ = prepare.prepare(config).uplinks[0].send({"w": jnp.ones(1)}, (), 0, 0)
+    assert update["w"].tolist() == [2]
+    # It may send more than the package's clip.
+    tsfl_jax.register("uplink.chain", "my_clip", times(5.0))
+    config = replace(config, {"uplink.chain": "my_clip,noise", "algorithm": "fedavg"})
+    with pytest.raises(tsfl_jax.UserError, match="noise needs a bound on each client"):
+        prepare.prepare(config)
+
+
+def make_component(section, name, default=1.0):
+    """A rule whose weights do not depend on its setting."""
+    fields = {"__annotations__": {name: float}, "weights": lambda self, info: info.tau}
+    fields |= {name: tsfl_jax.setting(default)} if default else {}
+    return tsfl_jax.component(section)(type(section.title() + name, (), fields))
+
+
+def test_settings_of_ones_own_belong_to_one_component():
+    old, shown = small(), repr(small())
+    for section, name in (("lr", "a"), ("timeline", "local_iterations")):
+        with pytest.raises(tsfl_jax.UserError, match="another component has --config"):
+            tsfl_jax.register("algorithm", "mine", make_component(section, name))
+    with pytest.raises(tsfl_jax.UserError, match="with defaults"):
+        tsfl_jax.register("algorithm", "mine", make_component("needy", "a", None))
+    assert repr(small()) == shown
+    # Two that share a section, in one program; and a config from before.
+    for name in ("first", "second"):
+        tsfl_jax.register("algorithm", name, make_component("both", name))
+    assert old == small() and old.both.second == 1
+    points = [{"algorithm": "first", "both.first": 2.0}, {"algorithm": "second"}]
+    swept = tsfl_jax.sweep(old, points)
+    np.testing.assert_array_equal(*swept.history["test_loss"])
+
+
+def test_data_of_ones_own_follow_the_seed_and_are_checked():
+    def blobs(settings, seed):
+        x = np.random.default_rng(seed).normal(size=(300, 4))
+        y = np.arange(300) % 3
+        return tsfl_jax.make_dataset(x, y, x[:9], y[:9], name="blobs")
+
+    tsfl_jax.register("data.name", "blobs", blobs)
+    config = replace(small(), {"data.name": "blobs", "model.name": "mlp"})
+    runs = [replace(config, {"seed": seed}) for seed in (0, 1)]
+    both = [run.fingerprints["data"] for run in prepare.prepare_all(runs)]
+    single = [prepare.prepare(run).fingerprints["data"] for run in runs]
+    assert both == single and both[0] != both[1]
+    tsfl_jax.register(
+        "partition.kind", "counts", lambda s, n, stock, rng: np.ones((4, 3))
+    )
+    tsfl_jax.register("data.name", "none", lambda settings, seed: None)
+    for values, words in (
+        ({"partition.kind": "counts"}, "rows of sum 1"),
+        ({"data.name": "none"}, "expected a tsfl_jax.Dataset"),
+    ):
+        with pytest.raises(tsfl_jax.UserError, match=words):
+            prepare.prepare(replace(config, values))
+
+
+def test_a_failed_schedule_is_in_no_table():
+    """All of the table are in one program, which it would break."""
+    for bad in (lambda t: [t, t], jax.jit(lambda t: 1 / 0)):
+        with pytest.raises(tsfl_jax.UserError, match="make fails"):
+            prepare.prepare(small(), lr_schedule=bad)
+    assert "lambda" not in registry.TABLES["lr_schedule"]
+
+
+def test_a_longer_run_does_not_go_on_where_ones_own_may_read_its_length(tmp_path):
+    tsfl_jax.register("lr_schedule", "last", Part(lambda t, h: 1 - t / h.lr_total))
+    config = replace(small(), {"lr_schedule": "last", "algorithm": "fedavg"})
+    tsfl_jax.simulate(config, workdir=tmp_path)
+    with pytest.raises(tsfl_jax.UserError, match="choose a new --workdir"):
+        tsfl_jax.simulate(replace(config, {"num_intervals": 4}), workdir=tmp_path)
+
+
+@tsfl_jax.component("broken")
+class Broken:
+    """A rule with a check that fails."""
+
+    part: float = tsfl_jax.setting(1.0)
+
+    def weights(self, info):
+        return info.tau
+
+    def check(self, config, rule):
+        raise KeyError("no such thing")
+
+
+def test_a_check_that_fails_is_one_line():
+    with pytest.raises(tsfl_jax.UserError, match=r"Broken.check fails \(KeyError"):
+        prepare.prepare(small(), aggregator=Broken())

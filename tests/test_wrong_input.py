@@ -147,7 +147,7 @@ TOO_WIDE = {"model.hidden": 2 * 10**9}
 CALLS = [
     (lambda: tsfl_jax.sweep(None, {"seed": [1]}), "got NoneType"),
     (run(optimizer=optax.adam), "lambda h: optax.sgd(h.lr)"),
-    (run(aggregator="fedavg"), "aggregator='fedavg': expected"),
+    (run(aggregator="fedavg"), "expected a Aggregator or a function (info) -> weights"),
     (run(dataset=FEW._replace(y_train=Y + 5)), "y_train holds 5 at row 0"),
     (run(TOO_WIDE), "--config.model.hidden=2000000000, model.name=mlp"),
     (swept([{"seed": 1}, {"lrr": 0.1}]), "did you mean 'lr'"),

@@ -18,7 +18,7 @@ import json
 import numbers
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flax import traverse_util
 
@@ -42,7 +42,7 @@ from tsfl_jax.timeline.attackers import AttackConfig
 from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
-from tsfl_jax.types import UserError, nearest, parts_of
+from tsfl_jax.types import UserError, nearest, parts_of, user_code
 from tsfl_jax.uplink import UPLINKS, UplinkConfig, part_of
 from tsfl_jax.uplink.local_layers import LocalLayers
 
@@ -74,7 +74,7 @@ COMMON = (
 )
 
 
-def _by_section(kinds: Iterable[type]) -> dict[str, type]:
+def by_section(kinds: Iterable[type]) -> dict[str, type]:
     """Components by section; those that share one become one."""
     sections: dict[str, type] = {}
     for kind in dict.fromkeys(kinds):
@@ -102,15 +102,17 @@ def _base() -> type[General]:
     """What `Config` inherits: the general settings and all sections."""
     parts = [part for table in (TABLES | LISTS).values() for part in table.values()]
     kinds = (*COMMON, *(kind for part in parts for kind in part.sections))
-    return _extended(General, _by_section(kinds))
+    return _extended(General, by_section(kinds))
 
 
 class Config(_base()):
     """All settings of an experiment."""
 
-    if TYPE_CHECKING:  # the sections
-
-        def __getattr__(self, name: str) -> Any: ...
+    def __getattr__(self, name: str) -> Any:
+        """A section that came into the tables since this config was made."""
+        if field := type(self).__dataclass_fields__.get(name):
+            return vars(self).setdefault(name, field.default_factory())
+        raise AttributeError(f"a Config has no {name!r}", name=name, obj=self)
 
 
 def _settings() -> Settings:
@@ -125,6 +127,7 @@ def _settings() -> Settings:
 SETTINGS = dict(_settings())
 # The sections of the package's own components.
 SECTIONS = frozenset(n.partition(".")[0] for n in SETTINGS if "." in n)
+_NAMES = frozenset(SETTINGS)  # likewise
 # Settings that runs of the same experiment may differ in.
 SEEDS = ("seed", *(name for name in SETTINGS if name.startswith("seeds.")))
 
@@ -158,12 +161,27 @@ def extend(by: str, name: str, part: Any) -> None:
     From then on a `Config` has its settings. One of the user's own may be replaced.
 
     Raises:
-      UserError: the name is one of the package's.
+      UserError: the name is one of the package's, or a setting another component's.
     """
     if is_taken(by, name):
         raise UserError(f"{name}: {by} has one of that name; choose another")
+    for kind in part.sections:
+        _check_section(f"{by}={name}", kind, OWN[by].get(name))
     (TABLES | LISTS)[by][name] = OWN[by][name] = part
     assemble()
+
+
+def _check_section(where: str, kind: Any, replaced: Any) -> None:
+    """Raise `UserError` where `Config` cannot have the settings of a user's class."""
+    with user_code(f"{where}: {kind}", "expected a tsfl_jax.component with defaults"):
+        if kind.__module__.startswith("tsfl_jax."):
+            return
+        section, settings = section_of(kind), components.declared(type(kind()))
+    own = (p for parts in OWN.values() for p in parts.values() if p is not replaced)
+    # One of the same name is the same, defined anew.
+    kinds = (k for p in own for k in p.sections if k.__qualname__ != kind.__qualname__)
+    for name in _NAMES.union(*map(components.declared, kinds)) & {section, *settings}:
+        raise UserError(f"{where}: another component has --config.{name}; rename it")
 
 
 def is_taken(by: str, name: str) -> bool:
@@ -267,10 +285,9 @@ def renewed(config: Config) -> Config:
     _check_kind(config)
     new = Config()
     for name, value in vars(copy.deepcopy(config)).items():
-        if dataclasses.is_dataclass(value) and hasattr(new, name):
-            vars(getattr(new, name)).update(vars(value))
-        else:
-            setattr(new, name, value)
+        is_section = dataclasses.is_dataclass(value) and hasattr(new, name)
+        values = vars(getattr(new, name) if is_section else new)
+        values.update(vars(value) if is_section else {name: value})
     return new
 
 

@@ -5,38 +5,33 @@ are those of `Config`, flags and sweeps, and reports and `explain` know it.
 """
 
 import argparse
-import functools
 import importlib
 import importlib.metadata
 import pathlib
 import sys
-import types
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from tsfl_jax.components import Part, check_arguments, check_name, section_of
-from tsfl_jax.config import SECTIONS, extend, is_taken
+from tsfl_jax.config import LISTS, SECTIONS, TABLES, extend, is_taken
 from tsfl_jax.data import builtin, partition
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.custom import rule, rule_of_component
 from tsfl_jax.timeline import Framework, cohort
-from tsfl_jax.types import UserError, user_code
+from tsfl_jax.types import HParams, UserError, user_code
 from tsfl_jax.uplink.link import Uplink
 
 ENTRY_POINTS = "tsfl_jax.components"  # of a package: modules that call `register`
+registered: dict[tuple[str, str], Any] = {}  # that `register` got, by setting and name
 sources: dict[str, None] = {}  # files and modules, in order; Ray's workers load them
 
 
 def _rule(part: Any) -> Aggregator:
     is_component = isinstance(part, type) and section_of(part)
     return rule_of_component(part) if is_component else rule(part)
-
-
-def _lr_factor(function: Callable[[Any], Any]) -> Part:
-    """A schedule of η_t/η by t, such as one of optax with a peak of 1."""
-    return Part(lambda t, hparams: jnp.reshape(function(t), ()))
 
 
 class _Table(NamedTuple):
@@ -63,7 +58,9 @@ _TABLES = {
         Part, Part, "(settings, capacity, stock, rng) -> shares", partition.DRAWN
     ),
     "model.name": _Table(Part, Part, "(num_classes, settings, form) -> module"),
-    "lr_schedule": _Table(Part, _lr_factor, "(t) -> factor of config.lr"),
+    "lr_schedule": _Table(
+        Part, lambda f: Part(lambda t, h: jnp.reshape(f(t), ())), "(t) -> factor of lr"
+    ),
 }
 
 
@@ -86,17 +83,21 @@ def register(by: str, name: str, part: Any) -> None:
     table, where = _TABLES[by], f"register({by!r}, {name!r})"
     if not name.isidentifier():
         raise UserError(f"{where}: expected letters, digits and _ as a name")
-    if not isinstance(part, table.kind):
-        if not callable(part):
+    row = part
+    if not isinstance(row, table.kind) or getattr(row, "make", row) is None:
+        if not callable(row):
             raise UserError(
                 f"{where}: expected a {table.kind.__name__} or a function "
-                f"{table.takes}, got {part!r}"
+                f"{table.takes}, got {row!r}"
             )
-        part = table.make(part)
-    part = _guarded(f"{by}={name}", part)
+        row = table.make(row)
+    row = _guarded(f"{by}={name}", row)
     if table.reads:
-        part = part._replace(reads=tuple(dict.fromkeys((*table.reads, *part.reads))))
-    extend(by, name, part)
+        row = row._replace(reads=tuple(dict.fromkeys((*table.reads, *row.reads))))
+    if by == "lr_schedule":  # now: all of the table are traced together
+        jax.eval_shape(row.make, jnp.float32(0), HParams())
+    extend(by, name, row)
+    registered[by, name] = part
 
 
 def _guarded(where: str, row: Any) -> Any:
@@ -106,33 +107,30 @@ def _guarded(where: str, row: Any) -> Any:
     for name, value in row._asdict().items():
         if hasattr(value, "_fields"):
             fields[name] = _guarded(where, value)
-        elif isinstance(value, types.FunctionType):
-            fields[name] = _in_one_line(f"{where}: {name} fails", value)
+        elif callable(value) and not isinstance(value, type):
+            fails = user_code(f"{where}: {name} fails", "mend the component")
+            fields[name] = fails(value)  # also a decorator
     return row._replace(**fields)
-
-
-def _in_one_line(failure: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        with user_code(failure, "mend the component"):
-            return function(*arguments, **named)
-
-    return call
 
 
 def named(by: str, part: Any, others: Collection[str] = ()) -> str:
     """Register a part under its own name, which is returned and none of the others.
 
-    That is the name of its settings or, without any, of its first function.
+    That is the name of its settings or, without any, of its first function. A part of
+    the package has its name, and what `register` got keeps its own.
     """
+    if names := [name for name, row in (TABLES | LISTS)[by].items() if row == part]:
+        return names[0]
     kinds = (part,) if section_of(part) else getattr(part, "sections", ())
     section = "_".join(n for n in map(section_of, kinds) if n and n not in SECTIONS)
     first = part[0] if isinstance(part, tuple) else part
     name = section or getattr(first, "__name__", "").strip("<>") or "own"
     name = f"own_{name}" if is_taken(by, name) else name
-    while name in others:
+    while name in others or registered.get((by, name)) not in (None, part):
         name += "_"
+    kept = registered.get((by, name))
     register(by, name, part)
+    registered[by, name] = kept  # None: the next one may have that name
     return name
 
 

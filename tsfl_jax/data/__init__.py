@@ -38,7 +38,7 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
     Raises:
       UserError: data missing or malformed, or fewer samples than requested.
     """
-    dataset = builtin.DATASETS[settings.name].make(settings, seed)
+    dataset = in_memory.check(builtin.DATASETS[settings.name].make(settings, seed))
     dataset = _subset(dataset, "train", settings.train_size)
     dataset = _subset(dataset, "test", settings.test_size)
     dataset = dataset._replace(source=str(settings))

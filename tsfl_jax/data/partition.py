@@ -172,7 +172,10 @@ def _by_class(
     members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
     class_index = [rng.permutation(samples) for samples in members]
     stock = np.array([len(rows) for rows in class_index])
-    shares = PARTITIONS[kind].make(settings, capacity, stock, rng)
+    shares = np.asarray(PARTITIONS[kind].make(settings, capacity, stock, rng), float)
+    fits = shares.shape == (len(capacity), len(stock)) and (shares >= 0).all()
+    expected = f"--config.partition.kind={kind}: expected [N, C] >= 0, rows of sum 1"
+    require(fits and np.allclose(shares.sum(axis=1), 1), expected)
     if rarity is not None:
         shares = shares[copula.order(copula.rarity(shares, stock), rarity)]
     real = shares * capacity[:, None]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
-from tsfl_jax.config import Config
+from tsfl_jax.config import OWN, Config
 from tsfl_jax.data import poison, quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
 from tsfl_jax.models import losses, networks, precision, replay, text, tracing
@@ -82,7 +82,8 @@ def _named_network(
     """A network of the table, and shapes of its outputs."""
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
     name = config.model.name
-    _check_tokens(name, dataset, dtype == np.int32)
+    if name not in OWN["model.name"]:
+        _check_tokens(name, dataset, dtype == np.int32)
     if networks.MODELS[name].make is None:  # the model of drawn data
         module = Quadratic(tuple(curvature_of(config.quadratic, shape).tolist()))
     else:

@@ -211,31 +211,21 @@ def adopted(config: Any, **custom: Any) -> tuple[Config, Custom]:
       UserError: a setting that cannot work.
     """
     rule, arguments, named = custom.get("aggregator"), [*NAMED], {}
-    values: dict[str, Any] = {}  # of a rule's settings
-    if names := [name for name, one in AGGREGATORS.items() if one is rule]:
-        named["algorithm"] = names[0]
-        del custom["aggregator"]
-    elif section := section_of(rule):
+    if section := section_of(rule):
         if not isinstance(rule, type):
-            values[section], custom["aggregator"] = vars(rule), type(rule)
-    elif rule is not None and not isinstance(rule, Aggregator):
-        raise UserError(
-            f"aggregator={rule!r}: expected a tsfl_jax.Aggregator or a "
-            "tsfl_jax.component; a rule of tsfl_jax is chosen by its name in "
-            "config.algorithm"
-        )
-    elif rule is not None and SECTIONS.issuperset(map(section_of, rule.sections)):
-        arguments.remove("aggregator")
+            named |= {f"{section}.{name}": value for name, value in vars(rule).items()}
+            custom["aggregator"] = type(rule)
+    elif isinstance(rule, Aggregator) and rule not in AGGREGATORS.values():
+        is_plain = SECTIONS.issuperset(map(section_of, rule.sections))
+        arguments = arguments[: len(NAMED) - is_plain]
     for argument in arguments:
         if (part := custom.pop(argument, None)) is not None:
-            by, parts = NAMED[argument], part if isinstance(part, list) else [part]
+            by, parts = NAMED[argument], part if type(part) in (list, tuple) else [part]
             names = []
             for one in parts:
                 names.append(registry.named(by, one, names))
             named[by] = ",".join(names)
     config = replace(renewed(config), named)
-    for section, fields in values.items():
-        vars(getattr(config, section)).update(fields)
     validate(config)
     return config, Custom(**custom)
 
@@ -435,9 +425,10 @@ def drawn_bytes(config: Config) -> int:
 
 def data_key(config: Config) -> str:
     """A text that differs where `load_dataset` would load other data."""
-    row, values = DATASETS[config.data.name], (config.data, config.quadratic)
-    if "data.shape" in row.reads:  # drawn, not loaded
-        values += (config.seed,)
+    name, values = config.data.name, (config.data, config.quadratic)
+    row = DATASETS[name]
+    if "data.shape" in row.reads or not registry.is_taken("data.name", name):
+        values += (config.seed,)  # drawn, not loaded
     if row.make is None:  # drawn for the clients
         values += (config.num_clients, config.schedule.data_size, config.batch_size)
     return str(values)

@@ -57,7 +57,7 @@ def check(config: Config, rule: Aggregator, params: Params) -> None:
     estimates = estimates and rule_settings.needs_constants(config, rule)
     learned = "this depends on what clients learn; choose what is known before training"
     for name, is_conflict, reason in (
-        ("uplink.chain", "clip,noise" not in chain, "end it in clip,noise"),
+        ("uplink.chain", ",clip,noise," not in f",{chain},", "end it in clip,noise"),
         ("algorithm", rule.stacks or rule.mixing.uses_gradients, learned),
         ("constants.when", estimates, learned),
         ("cohort.sampler", config.cohort.choice is not None, learned),

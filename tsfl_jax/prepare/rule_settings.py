@@ -19,7 +19,7 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle
 from tsfl_jax.sections import ConstantsConfig
-from tsfl_jax.types import Constants, Dataset, HParams, Schedule, UserError
+from tsfl_jax.types import Constants, Dataset, HParams, Schedule, UserError, user_code
 from tsfl_jax.uplink import chain_of
 
 
@@ -39,10 +39,8 @@ def sections(config: Config, rule: Aggregator) -> tuple[type, ...]:
 def arrays(config: Config, kinds: tuple[type, ...]) -> dict[str, Any]:
     """The settings of these components as arrays, by section."""
     return {
-        section_of(kind): components.arrays(
-            components.narrowed(getattr(config, section_of(kind)), kind)
-        )
-        for kind in kinds
+        section: components.arrays(components.narrowed(getattr(config, section), kind))
+        for section, kind in settings.by_section(kinds).items()
     }
 
 
@@ -144,7 +142,8 @@ def check(config: Config, rule: Aggregator, custom: Custom) -> None:
     kinds: list[Any] = [*COMMON, *chosen, *sections(config, rule)]
     for kind in kinds:
         if hasattr(kind, "check"):
-            kind.check(getattr(config, section_of(kind)), config, rule)
+            with user_code(f"{kind.__name__}.check fails", "mend the component"):
+                kind.check(getattr(config, section_of(kind)), config, rule)
     missing = [
         f"--config.constants.{name}"
         for name in Constants._fields
@@ -225,5 +224,6 @@ def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
     for kind in sections(config, rule):
         if hasattr(kind, "notes"):
             values: Any = getattr(config, section_of(kind))
-            lines += kind.notes(values, config, rule, times)
+            with user_code(f"{kind.__name__}.notes fails", "mend the component"):
+                lines += kind.notes(values, config, rule, times)
     return tuple(lines)

@@ -110,7 +110,7 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     for name in ("dataset", "partition", "params"):
         del custom[name]  # among the fingerprints
     config = prepared.config
-    described = _described(custom) | _described(own_parts(config))
+    described = _described(custom | own_parts(config))
     described = {f"own {name}": text for name, text in described.items()}
     # Data is compared by its fingerprint.
     without = {name for name, (_, s) in SETTINGS.items() if not s.effect}

@@ -132,7 +132,8 @@ def make_arrays(
                 p, group.samples, params, keys[i][1], group.num_columns
             )
         # Those of a run may be found before training, see `prepare.privacy`.
-        settings = settings_arrays(p.config, kinds) | dict(p.hparams.settings)
+        settings = settings_arrays(p.config, kinds)
+        settings |= {n: v for n, v in p.hparams.settings.items() if n == "noise"}
         rule = np.int32(rules.index(p.rule))
         hparams.append(scalars._replace(rule=rule, settings=settings))
     return programs.Arrays(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from tsfl_jax import command
-from tsfl_jax.config import Config, flat
+from tsfl_jax.config import Config, flat, own_parts
 from tsfl_jax.prepare import backend, prepare
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress as bars
@@ -174,12 +174,13 @@ def _adapt(
     if intervals >= config.num_intervals:
         return progress, exp.identity
     custom = exp.prepared.custom
-    is_custom = any((custom.aggregator, custom.client_step, custom.optimizer))
+    own = [n for n in own_parts(config) if n.startswith(("algorithm=", "lr_schedule="))]
+    is_custom = any((custom.aggregator, custom.client_step, custom.optimizer, own))
     if is_custom or config.lr_schedule == "cosine" or config.algorithm == "learned":
         raise UserError(
             f"--config.num_intervals={config.num_intervals}: the run was begun with "
             f"{intervals}, which lr_schedule=cosine, algorithm=learned and a rule, "
-            "optimizer or client_step of your own may read; choose another --workdir"
+            "schedule, optimizer or client_step of yours reads; choose a new --workdir"
         )
     updates = shapes[".history.diverged"][1]
     first = jax.tree.map(lambda a: a[:updates] if np.ndim(a) else a, times)

@@ -190,7 +190,8 @@ def run_on_ray(
     with _cluster(address) as ray:
         resources, devices = ray.cluster_resources(), max(1, config.devices)
         kind = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
-        settings = flat(dataclasses.asdict(config))
+        settings, default = (flat(dataclasses.asdict(c)) for c in (config, Config()))
+        settings = {n: v for n, v in settings.items() if v != default[n]}
         settings |= {"devices": devices} if kind == "CPU" else {}
         count = min(int(resources.get(kind, 0) // devices), len(points))
         if not count:
@@ -208,8 +209,7 @@ def run_on_ray(
         result = _results(ray, tasks, stop, stream)
         # None wrote the tables if they were there before.
         if not result:
-            tables = {work.remote(task, None): "the tables"}
-            result = _results(ray, tables, stop, stream)
+            result = _results(ray, {work.remote(task, None): "tables"}, stop, stream)
         return result
 
 

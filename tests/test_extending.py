@@ -579,10 +579,10 @@ def test_parts_keep_their_names():
         prepare.prepare(config)
 
 
-def make_component(section, name, default=1.0):
+def make_component(section, name, has_default=True):
     """A rule whose weights do not depend on its setting."""
     fields = {"__annotations__": {name: float}, "weights": lambda self, info: info.tau}
-    fields |= {name: tsfl_jax.setting(default)} if default else {}
+    fields |= {name: tsfl_jax.setting(1.0)} if has_default else {}
     return tsfl_jax.component(section)(type(section.title() + name, (), fields))
 
 
@@ -592,7 +592,7 @@ def test_settings_of_ones_own_belong_to_one_component():
         with pytest.raises(tsfl_jax.UserError, match="another component has --config"):
             tsfl_jax.register("algorithm", "mine", make_component(section, name))
     with pytest.raises(tsfl_jax.UserError, match="with defaults"):
-        tsfl_jax.register("algorithm", "mine", make_component("needy", "a", None))
+        tsfl_jax.register("algorithm", "mine", make_component("needy", "a", False))
     assert repr(small()) == shown
     # Two that share a section, in one program; and a config from before.
     for name in ("first", "second"):

@@ -177,9 +177,9 @@ def _check_section(where: str, kind: Any, replaced: Any) -> None:
         if kind.__module__.startswith("tsfl_jax."):
             return
         section, settings = section_of(kind), components.declared(type(kind()))
-    own = (p for parts in OWN.values() for p in parts.values() if p is not replaced)
+    rows = (p for parts in OWN.values() for p in parts.values() if p is not replaced)
     # One of the same name is the same, defined anew.
-    kinds = (k for p in own for k in p.sections if k.__qualname__ != kind.__qualname__)
+    kinds = (k for p in rows for k in p.sections if k.__qualname__ != kind.__qualname__)
     for name in _NAMES.union(*map(components.declared, kinds)) & {section, *settings}:
         raise UserError(f"{where}: another component has --config.{name}; rename it")
 

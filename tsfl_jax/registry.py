@@ -113,8 +113,8 @@ def _guarded(where: str, row: Any) -> Any:
     return row._replace(**fields)
 
 
-def named(by: str, part: Any, others: Collection[str] = ()) -> str:
-    """Register a part under its own name, which is returned and none of the others.
+def named(by: str, part: Any, used: Collection[str] = ()) -> str:
+    """Register a part under its own name, which is returned and is not in use.
 
     That is the name of its settings or, without any, of its first function. A part of
     the package has its name, and what `register` got keeps its own.
@@ -126,7 +126,7 @@ def named(by: str, part: Any, others: Collection[str] = ()) -> str:
     first = part[0] if isinstance(part, tuple) else part
     name = section or getattr(first, "__name__", "").strip("<>") or "own"
     name = f"own_{name}" if is_taken(by, name) else name
-    while name in others or registered.get((by, name)) not in (None, part):
+    while name in used or registered.get((by, name)) not in (None, part):
         name += "_"
     kept = registered.get((by, name))
     register(by, name, part)

@@ -174,8 +174,8 @@ def _adapt(
     if intervals >= config.num_intervals:
         return progress, exp.identity
     custom = exp.prepared.custom
-    own = [n for n in own_parts(config) if n.startswith(("algorithm=", "lr_schedule="))]
-    is_custom = any((custom.aggregator, custom.client_step, custom.optimizer, own))
+    parts = [n for n in own_parts(config) if n.startswith(("algorithm=", "lr_"))]
+    is_custom = any((custom.aggregator, custom.client_step, custom.optimizer, parts))
     if is_custom or config.lr_schedule == "cosine" or config.algorithm == "learned":
         raise UserError(
             f"--config.num_intervals={config.num_intervals}: the run was begun with "

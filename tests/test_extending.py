@@ -10,11 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import tsfl_jax
 from tests import examples
@@ -659,3 +661,19 @@ class Broken:
 def test_a_check_that_fails_is_one_line():
     with pytest.raises(tsfl_jax.UserError, match=r"Broken.check fails \(KeyError"):
         prepare.prepare(small(), aggregator=Broken())
+
+
+def test_a_network_of_ones_own_takes_tokens_and_arrays():
+    class Embedded(nn.Module):
+        scale: Any
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(self.scale * nn.Embed(9, 2)(x).mean(1))
+
+    module = Embedded(np.ones((1, 2), np.float32))
+    tsfl_jax.register("model.name", "embedded", lambda classes, settings, form: module)
+    x, y = np.arange(1800, dtype=np.int32).reshape(300, 6) % 9, np.arange(300) % 3
+    tokens = tsfl_jax.make_dataset(x, y, x[:9], y[:9])
+    config = replace(small(), {"model.name": "embedded"})
+    assert prepare.prepare(config, dataset=tokens).network.size == 9 * 2 + 2 * 3 + 3

@@ -90,7 +90,8 @@ def _named_network(
         module = networks.make_model(
             config.model, targets.outputs(dataset), shape, form
         )
-    model, params, outputs, notes = _trace_once(module, name, shape, dtype)
+    trace = _trace if name in OWN["model.name"] else _trace_once
+    model, params, outputs, notes = trace(module, name, shape, dtype)
     return Network(model, name, form, params, notes), outputs
 
 

@@ -216,8 +216,8 @@ def adopted(config: Any, **custom: Any) -> tuple[Config, Custom]:
             named |= {f"{section}.{name}": value for name, value in vars(rule).items()}
             custom["aggregator"] = type(rule)
     elif isinstance(rule, Aggregator) and rule not in AGGREGATORS.values():
-        is_plain = SECTIONS.issuperset(map(section_of, rule.sections))
-        arguments = arguments[: len(NAMED) - is_plain]
+        sections = {*map(section_of, rule.sections)}
+        arguments = [n for n in NAMED if n != "aggregator" or sections - SECTIONS]
     for argument in arguments:
         if (part := custom.pop(argument, None)) is not None:
             by, parts = NAMED[argument], part if type(part) in (list, tuple) else [part]

@@ -66,7 +66,7 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
     """
     custom, digests = prepared.custom._asdict(), prepared.fingerprints
     indices, _ = custom.pop("partition"), custom.pop("metrics")
-    parts = _described(custom) | _described(own_parts(prepared.config))
+    parts = _described(custom | own_parts(prepared.config))
     if prepared.custom_data:
         parts["dataset"] = f"{prepared.custom_data} {digests['scale']}"
     if indices is not None:

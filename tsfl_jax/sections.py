@@ -168,7 +168,7 @@ class General:
     convolution: str = setting(
         "auto",
         "how convolutions are computed",
-        ("auto", "fast", "slices", "lax"),
+        ("auto", "fast", "slices", "quarters", "lax"),
     )
     precision: str = setting(
         "float32",

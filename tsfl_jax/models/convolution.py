@@ -34,7 +34,7 @@ class Window(NamedTuple):
     groups: int = 1  # G
 
 
-def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Zeros before and after, so that the output has ⌈size/stride⌉ entries."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
@@ -135,7 +135,7 @@ def conv_slices(
     The padding is zeros to ⌈H/stride⌉ and ⌈W/stride⌉, or none ("valid").
     """
     sizes = zip(x.shape[1:3], kernel.shape[:2], strict=True)
-    around = tuple(_same_padding(n, k, stride) if same else (0, 0) for n, k in sizes)
+    around = tuple(same_padding(n, k, stride) if same else (0, 0) for n, k in sizes)
     return conv_windows(x, kernel, Window((stride, stride), around, (1, 1)))
 
 
@@ -214,4 +214,9 @@ def conv_general(
     return out[:, :, 0] if one else out
 
 
-CONVOLUTIONS = {"fast": conv_fast, "slices": conv_slices, "lax": conv_lax}
+CONVOLUTIONS = {
+    "fast": conv_fast,
+    "slices": conv_slices,
+    "quarters": conv_slices,  # with a pool: `pooling.conv_pool_quarters`
+    "lax": conv_lax,
+}

@@ -121,10 +121,12 @@ def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
     The four outputs of a window see (h+1)x(w+1) inputs. With the kernel written four
     times into a frame of that size, one product makes all four, from patches two apart:
     (h+1)(w+1) / 4hw of the patches of `conv_slices` for (h+1)(w+1) / hw of its
-    products. Faster if patches cost most: one input channel, a large kernel. The images
-    are already padded, H − h + 1 and W − w + 1 even.
+    products. Faster if patches cost most: one input channel, a large kernel, a GPU. The
+    images are already padded, H − h + 1 and W − w + 1 even.
     """
     kh, kw, channels, filters = kernel.shape
+    dtype, sums = x.dtype, jnp.promote_types(x.dtype, jnp.float32)  # for the gradients
+    x, kernel = x.astype(sums), kernel.astype(sums)
     height, width = (x.shape[1] - kh + 1) // 2, (x.shape[2] - kw + 1) // 2
     # In two stages: concatenations of a few slices are compiled into one loop.
     patches = [x[:, :, j : j + 2 * width - 1 : 2] for j in range(kw + 1)]
@@ -136,15 +138,19 @@ def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
         for i in (0, 1)
         for j in (0, 1)
     ]
-    frames = jnp.stack(frames, axis=-1).reshape(-1, 4 * filters)
+    frames = jnp.stack(frames, axis=-1).reshape(-1, 4 * filters).astype(dtype)
+    product = frames.T @ patches.astype(dtype)
     # The four outputs of a window, as an image of 2x2 pixels.
-    out = _max_pool_even((frames.T @ patches).reshape(filters, 2, 2, -1))
+    out = _max_pool_even(product.reshape(filters, 2, 2, -1))
     return out.reshape(filters, height, width, x.shape[-1])
 
 
 def conv_pool(x: Images, kernel: Kernel, same: bool, form: str) -> Outputs:
     """Compute `max_pool` of a convolution with stride 1 in a form of `CONVOLUTIONS`."""
-    even = (x.shape[1] - kernel.shape[0]) % 2 and (x.shape[2] - kernel.shape[1]) % 2
-    if form == "fast" and not same and even and x.shape[0] == 1:
-        return conv_pool_quarters(x, kernel)
+    sizes = tuple(zip(x.shape[1:3], kernel.shape[:2], strict=True))
+    if form == "quarters" or (form == "fast" and not same and x.shape[0] == 1):
+        around = tuple(convolution.same_padding(*s, 1) if same else (0, 0) for s in sizes)
+        outputs = [n + sum(a) - k + 1 for (n, k), a in zip(sizes, around, strict=True)]
+        if not any(n % 2 for n in outputs):
+            return conv_pool_quarters(convolution.padded(x, around), kernel)
     return max_pool(convolution.CONVOLUTIONS[form](x, kernel, 1, same))

@@ -43,6 +43,7 @@ class Ahead(NamedTuple):
     structure: thunks.Structure  # of one interval
     cost: roofline.Cost  # the least that one call takes without evaluation
     seconds: float  # of compiling
+    step: list[roofline.Kernel]  # kernels of a training step
 
 
 class Folder(NamedTuple):
@@ -140,6 +141,7 @@ def compile_ahead(
             hlo, roofline.DEVICES[target], lambda i: i.opcode != "conditional"
         ),
         seconds,
+        roofline.step(hlo, roofline.DEVICES[target]),
     )
 
 

@@ -24,6 +24,13 @@ _FREE = (
     "replica-id",
     "opt-barrier",
 )
+_EMITTERS = {  # by what the attributes hold
+    "__triton": "Triton",
+    "__cublas": "cuBLAS",
+    "__cudnn": "cuDNN",
+    "kind=kLoop": "loop",
+    "kind=kInput": "reduction or transpose",
+}
 _SLICING = ("slice", "dynamic-slice", "gather")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
@@ -71,6 +78,15 @@ class Cost(NamedTuple):
     def plus(self, other: "Cost") -> "Cost":
         """The sum of two costs."""
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Kernel(NamedTuple):
+    """One kernel of a training step."""
+
+    computes: str
+    emitter: str  # "Triton", "cuBLAS", "loop", …
+    product: str  # shape of the matrix product, if it is one
+    cost: Cost
 
 
 Computation = dict[str, Instruction]
@@ -212,6 +228,88 @@ def _fusion(
     return moved, sum(_flop(i, inside) for i in inside.values())
 
 
+def _of_kernel(
+    instruction: Instruction,
+    scope: Computation,
+    computations: dict[str, Computation],
+    device: Device,
+) -> Cost:
+    """What one kernel takes."""
+    if instruction.opcode == "fusion":
+        moved, flop = _fusion(instruction, scope, computations)
+    else:
+        given = [scope[o].shape for o in instruction.operands if o in scope]
+        moved = size_of(instruction.shape) + sum(map(size_of, given))
+        flop = _flop(instruction, scope)
+    seconds = max(moved / device.bandwidth, flop / device.flops)
+    return Cost(seconds, moved, flop, 1)
+
+
+def _emitter(instruction: Instruction) -> str:
+    """What XLA makes the kernel with."""
+    rest = instruction.rest
+    for mark, name in _EMITTERS.items():
+        if mark in rest:
+            return name
+    return instruction.opcode
+
+
+def _product(instruction: Instruction, scope: Computation) -> str:
+    """Shape of a matrix product and the length k of its sums; "" if it is none."""
+    size = math.prod(_dims(instruction.shape))
+    if not (flop := _flop(instruction, scope)):
+        return ""
+    return f"{list(_dims(instruction.shape))}, k = {flop / 2 / size:.0f}"
+
+
+def _computes(instruction: Instruction) -> str:
+    """The operation and the part of the network that a kernel comes from."""
+    found = re.search(r'op_name="([^"]*)"', instruction.rest)
+    path = found[1].rsplit("closed_call/", 1)[-1] if found else instruction.name
+    gradient = "gradient of " * ("transpose(" in path)
+    return gradient + re.sub(r"(transpose|jvp|vmap)\(|\)|^while/body/", "", path)
+
+
+def _loop_bodies(computations: dict[str, Computation], name: str) -> list[Computation]:
+    """Bodies of the innermost loops that a computation runs, without conditionals."""
+    bodies = []
+    for instruction in computations[name].values():
+        key = {"while": "body", "call": "to_apply"}.get(instruction.opcode)
+        if key and (found := re.search(key + r"=%([\w.\-]+)", instruction.rest)):
+            inner = _loop_bodies(computations, found[1])
+            bodies += inner or [computations[found[1]]] * (key == "body")
+    return bodies
+
+
+def step(text: str, device: Device) -> list[Kernel]:
+    """The kernels of a training step, the last large one of the innermost loops.
+
+    Args:
+      text: optimized HLO.
+      device: peak rates.
+    """
+    computations, entry = read(text)
+    bodies = _loop_bodies(computations, entry) or [computations[entry]]
+    loops = [[i for i in b.values() if i.opcode not in _FREE] for b in bodies]
+    most = max(map(len, loops))
+    index = max(i for i, loop in enumerate(loops) if 2 * len(loop) > most)
+    kernels = []
+    for instruction in loops[index]:
+        found = re.search(r"calls=%([\w.\-]+)", instruction.rest)
+        inside = computations[found[1]] if found else bodies[index]
+        parts = inside.values() if found else [instruction]
+        products = [p for p in (_product(i, inside) for i in parts) if p]
+        kernels.append(
+            Kernel(
+                _computes(instruction),
+                _emitter(instruction),
+                "; ".join(products),
+                _of_kernel(instruction, bodies[index], computations, device),
+            )
+        )
+    return kernels
+
+
 def cost(
     text: str, device: Device, counted: Callable[[Instruction], bool] | None = None
 ) -> Cost:
@@ -255,13 +353,6 @@ def cost(
             return max((of_computation(n) for n in names), key=lambda c: c.seconds)
         if instruction.opcode == "call":
             return of_computation(called(instruction, "to_apply")[0])
-        if instruction.opcode == "fusion":
-            moved, flop = _fusion(instruction, scope, computations)
-        else:
-            given = [scope[o].shape for o in instruction.operands if o in scope]
-            moved = size_of(instruction.shape) + sum(map(size_of, given))
-            flop = _flop(instruction, scope)
-        seconds = max(moved / device.bandwidth, flop / device.flops)
-        return Cost(seconds, moved, flop, 1)
+        return _of_kernel(instruction, scope, computations, device)
 
     return of_computation(entry)

@@ -55,6 +55,7 @@ def worker(work: dict) -> dict:
         "memory": result.memory,
         "cost": result.cost._asdict(),
         "seconds": result.seconds,
+        "step": [[*k[:-1], k.cost._asdict()] for k in result.step],
     }
 
 
@@ -115,6 +116,21 @@ def row(work: dict) -> dict:
     }
 
 
+def kernel_rows(work: dict) -> list[dict]:
+    """The table of the kernels of a training step, in the order in which they run."""
+    return [
+        {
+            "computes": computes,
+            "emitter": emitter,
+            "product": product,
+            "MB": f"{cost['bytes'] / 1e6:,.2f}",
+            "GFLOP": f"{cost['flop'] / 1e9:,.3f}",
+            "roofline, µs": f"{cost['seconds'] * 1e6:,.2f}",
+        }
+        for computes, emitter, product, cost in compiled(**work)["step"]
+    ]
+
+
 def main() -> None:
     """Prints the table as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -130,6 +146,8 @@ def main() -> None:
     parser.add_argument("--algorithm", default="fedavg")
     parser.add_argument("--target", default="h100", choices=ahead.TARGETS)
     parser.add_argument("--flags", default="", help="further flags of XLA")
+    kernels = "for each kernel of a training step: what it computes, emitter, bytes"
+    parser.add_argument("--kernels", action="store_true", help=kernels)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -156,9 +174,14 @@ def main() -> None:
             "flags": options.flags,
             "algorithm": options.algorithm,
         }
+        if options.kernels:
+            print(f"\n{network}, {mapping}, {form}\n")
+            common.show(kernel_rows(work))
+            continue
         rows.append(row(work))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    common.show(rows)
+    if rows:
+        common.show(rows)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ Spread = Float[Array, "C *S B"]
 Pooled = Float[Array, "C *O B"]
 
 
+_TWO_APART = Window((2, 2), ((0, 0), (0, 0)), (1, 1))
+
+
 def _quarters(x: Images) -> list[Halved]:
     """The four entries of every 2x2 window of ``[C, 2h, 2w, B]``."""
     c, h, w, b = x.shape
@@ -121,18 +124,14 @@ def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
     The four outputs of a window see (h+1)x(w+1) inputs. With the kernel written four
     times into a frame of that size, one product makes all four, from patches two apart:
     (h+1)(w+1) / 4hw of the patches of `conv_slices` for (h+1)(w+1) / hw of its
-    products. Faster if patches cost most: one input channel, a large kernel, a GPU. The
-    images are already padded, H − h + 1 and W − w + 1 even.
+    products. Faster if patches cost most: one input channel, a large kernel, few
+    filters. The images are already padded, H − h + 1 and W − w + 1 even.
     """
     kh, kw, channels, filters = kernel.shape
-    dtype, sums = x.dtype, jnp.promote_types(x.dtype, jnp.float32)  # for the gradients
+    dtype, sums = x.dtype, jnp.promote_types(x.dtype, jnp.float32)  # of the gradients
     x, kernel = x.astype(sums), kernel.astype(sums)
-    height, width = (x.shape[1] - kh + 1) // 2, (x.shape[2] - kw + 1) // 2
-    # In two stages: concatenations of a few slices are compiled into one loop.
-    patches = [x[:, :, j : j + 2 * width - 1 : 2] for j in range(kw + 1)]
-    patches = jnp.stack(patches)
-    patches = [patches[:, :, i : i + 2 * height - 1 : 2] for i in range(kh + 1)]
-    patches = jnp.stack(patches).reshape((kh + 1) * (kw + 1) * channels, -1)
+    slices = convolution.shifted(x, (kh + 1, kw + 1), _TWO_APART)
+    patches = jnp.stack(slices).reshape((kh + 1) * (kw + 1) * channels, -1)
     frames = [
         jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0)))
         for i in (0, 1)
@@ -142,14 +141,20 @@ def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
     product = frames.T @ patches.astype(dtype)
     # The four outputs of a window, as an image of 2x2 pixels.
     out = _max_pool_even(product.reshape(filters, 2, 2, -1))
-    return out.reshape(filters, height, width, x.shape[-1])
+    return out.reshape(filters, *slices[0].shape[1:])
 
 
 def conv_pool(x: Images, kernel: Kernel, same: bool, form: str) -> Outputs:
     """Compute `max_pool` of a convolution with stride 1 in a form of `CONVOLUTIONS`."""
     sizes = tuple(zip(x.shape[1:3], kernel.shape[:2], strict=True))
-    if form == "quarters" or (form == "fast" and not same and x.shape[0] == 1):
-        around = tuple(convolution.same_padding(*s, 1) if same else (0, 0) for s in sizes)
+    # By the roofline of an H100 (benchmarks.structure): products of more filters take
+    # longer than the patches that they save.
+    few = kernel.shape[-1] <= 4 * kernel.shape[0] * kernel.shape[1]
+    one = not same and x.shape[0] == 1
+    if (form == "quarters" and few) or (form == "fast" and one):
+        around = tuple(
+            convolution.same_padding(*s, 1) if same else (0, 0) for s in sizes
+        )
         outputs = [n + sum(a) - k + 1 for (n, k), a in zip(sizes, around, strict=True)]
         if not any(n % 2 for n in outputs):
             return conv_pool_quarters(convolution.padded(x, around), kernel)

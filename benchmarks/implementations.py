@@ -6,35 +6,25 @@ over clients there, counts the kernels that run, and with ``--structure`` says h
 of the program's kernels XLA put in how many command buffers (CUDA graphs).
 """
 
-import glob
 import itertools
 import statistics
-import tempfile
 from collections.abc import Callable
 
 import jax
 
-from benchmarks import ahead, common
+from benchmarks import ahead, common, profile
 from tsfl_jax.engine import devices
 from tsfl_jax.prepare import backend
 
 MAPPINGS = ("sequential", "vmap")
-FORMS = ("fast", "slices", "lax")
+FORMS = ("fast", "slices", "quarters", "lax")
 
 
 def kernels(run: Callable[[], None]) -> str:
     """Kernels that one call starts on a GPU, "–" without one."""
     if jax.default_backend() != "gpu":
         return "–"
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            run()
-        found = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-        planes = jax.profiler.ProfileData.from_file(found[0]).planes
-        gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
-        lines = [line for plane in gpus for line in plane.lines]
-        streams = [line for line in lines if line.name.startswith("Stream")]
-        return str(sum(len(list(line.events)) for line in streams))
+    return str(len(profile.record(run)[0]))
 
 
 def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:

@@ -47,6 +47,7 @@ class Device(NamedTuple):
 
 DEVICES = {
     "h100": Device("H100 SXM", 3.35e12, 67e12),
+    "h200": Device("H200 SXM", 4.8e12, 67e12),
     "a100": Device("A100 SXM 80 GB", 2.04e12, 19.5e12),
 }
 
@@ -308,6 +309,20 @@ def step(text: str, device: Device) -> list[Kernel]:
             )
         )
     return kernels
+
+
+def by_name(text: str, device: Device) -> dict[str, tuple[str, Cost]]:
+    """What each kernel computes and takes, by name, "_" for "." as on a GPU."""
+    computations, _ = read(text)
+    return {
+        re.sub(r"\W", "_", name): (
+            _computes(instruction),
+            _of_kernel(instruction, scope, computations, device),
+        )
+        for scope in computations.values()
+        for name, instruction in scope.items()
+        if instruction.opcode not in (*_FREE, "while", "conditional", "call")
+    }
 
 
 def cost(

@@ -22,7 +22,7 @@ from tsfl_jax.run import program
 from tsfl_jax.run.lanes import make_arrays, make_group, single
 
 MAPPINGS = ("vmap", "sequential")
-FORMS = ("slices", "fast", "lax")
+FORMS = ("quarters", "slices", "fast", "lax")
 
 
 def worker(work: dict) -> dict:

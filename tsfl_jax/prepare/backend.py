@@ -29,10 +29,11 @@ class Implementation(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
 
 
-# By structure, and measured on an H200 (docs/performance.md). Clients in lock-step with
-# convolutions as matrix products: the training of an interval is one command buffer
-# (CUDA graph). With "lax" cuDNN's calls stay outside of it, 21 to 144 launches a step.
-_ACCELERATOR = Implementation("vmap", "slices")
+# By structure, "slices" measured on an H200 (docs/performance.md). Clients in lock-step
+# with convolutions as matrix products: the training of an interval is one command
+# buffer (CUDA graph). With "lax" cuDNN's calls stay outside of it, 21 to 144 launches a
+# step. "quarters" is "slices" with fewer bytes before pools, not measured on a GPU.
+_ACCELERATOR = Implementation("vmap", "quarters")
 # A loop over clients skips frozen work.
 _CPU = Implementation("sequential", "fast")
 

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.gpu``: the speeds that docs/performance.md leaves open.
+"""``python -m benchmarks.gpu --out FOLDER``: the speeds of a GPU that are open.
 
-Runs every benchmark on the GPU of this machine, unattended, each in a process with a
-limit of its own, and writes their tables to one Markdown file. A part that fails or
-takes too long is reported there; the others go on. Compiling the programs of a part
-took one to two minutes on an H200, and those of VGG11 and ResNet-18 in all forms more
-than four: JAX_COMPILATION_CACHE_DIR keeps it for a next run, ``--parts`` chooses.
+Runs benchmarks on the GPU of this machine, unattended, the most wanted first, each in a
+process with a limit of its own, and writes one file per part. Parts whose file is there
+are skipped, so that the same command goes on after a limit or a failure, which is in
+NAME.failed; compiled programs stay in FOLDER/cache. ``--tiny`` runs every part in a
+tiny size, which tests this script on a CPU.
 """
 
 import argparse
@@ -16,28 +16,54 @@ import subprocess
 import sys
 import time
 
-DEFAULT = "--mappings vmap --forms slices"
-# (title, seconds at most, module and arguments), the most wanted first.
+VMAP = "--mappings vmap --forms"
+# (name of the file, seconds at most, module and arguments), the most wanted first.
 PARTS = (
-    ("CNN of a user", 240, "own --networks CNN --forms auto lax"),
-    ("ResNet-20", 240, "own --networks 'ResNet-20, batch norm'"),
-    ("Lanes", 180, "lanes --lanes 1 10"),
-    ("ResNet-18", 300, "implementations --models resnet18 " + DEFAULT),
-    ("Clients", 120, "clients --repeats 1 --clients 20 200 2000"),
-    ("Transformer", 240, "own --networks transformer"),
-    ("LSTM", 240, "own --networks LSTM"),
-    ("VGG11", 300, "implementations --models vgg11 " + DEFAULT),
-    ("MNIST CNN", 240, "implementations --models mnist_cnn --mappings vmap"),
-    ("TF32", 240, "implementations --models mnist_cnn --precision tf32 " + DEFAULT),
-    ("Compilation", 200, "compile --repeats 1"),
-    ("Evaluation and estimates", 120, "shares --repeats 5"),
-    ("Fashion-MNIST CNN", 240, "implementations --models fashion_cnn --mappings vmap"),
-    ("Against PyTorch", 500, "interval --repeats 5"),
+    ("profile_mnist_cnn", 120, "profile mnist_cnn"),
+    (
+        "mnist_cnn",
+        180,
+        f"implementations --models mnist_cnn {VMAP} slices quarters "
+        "--precisions float32 highest",
+    ),
+    ("sweep_mnist_cnn", 180, "lanes --lanes 1 10 40"),
+    ("sweep_digits_mlp", 120, "lanes --model mlp --lanes 1 10 40"),
+    (
+        "fashion_cnn",
+        180,
+        f"implementations --models fashion_cnn {VMAP} slices quarters",
+    ),
+    ("vgg11", 240, f"implementations --models vgg11 {VMAP} quarters"),
+    ("custom_cnn", 120, "own --networks CNN"),
+    ("resnet18", 300, f"implementations --models resnet18 {VMAP} quarters"),
+    ("lstm", 240, "own --networks LSTM"),
+    ("transformer", 240, "own --networks transformer"),
+    ("clients", 120, "clients --repeats 1 --clients 20 200 2000"),
+    ("precisions", 180, "precisions"),
+    ("profile_fashion_cnn", 120, "profile fashion_cnn"),
+    ("profile_custom_cnn", 120, "profile CNN --clients 50 --size 50"),
+    ("profile_vgg11", 180, "profile vgg11"),
+    ("resnet20", 240, "own --networks 'ResNet-20, batch norm'"),
+    ("forms_mnist_cnn", 240, "implementations --models mnist_cnn --mappings vmap"),
+    ("compile", 200, "compile --repeats 1"),
+    ("shares", 120, "shares --repeats 5"),
+    ("interval", 500, "interval --repeats 5"),
 )
+TINY = {  # by module, after the part's own arguments
+    "profile": "--clients 1 --size 32",
+    "implementations": "--clients 1 --size 32 --repeats 1",
+    "lanes": "--lanes 1 2 --repeats 1",
+    "own": "--repeats 1",
+    "clients": "--clients 2 4",
+    "precisions": "--models mnist_cnn --intervals 2",
+    "compile": "--programs 'MNIST CNN, FedAvg'",
+    "shares": "--clients 4 --repeats 1",
+    "interval": "--models mnist_cnn --clients 2 --repeats 1",
+}
 
 
-def measure(command: str, seconds: float) -> str:
-    """The table of one benchmark, or why there is none."""
+def measure(command: str, seconds: float) -> tuple[bool, str]:
+    """Whether one benchmark ran, and its table or why there is none."""
     module, *arguments = shlex.split(command)
     words = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -47,33 +73,42 @@ def measure(command: str, seconds: float) -> str:
             out, error = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return f"not measured: more than {seconds:.0f} s"
+            return False, f"not measured: more than {seconds:.0f} s"
     if process.returncode:
-        return f"not measured: {(error.strip().splitlines() or ['?'])[-1]}"
-    return out.strip() or "(no output)"
+        return False, f"not measured: {(error.strip().splitlines() or ['?'])[-1]}"
+    return True, out.strip() or "(no output)"
 
 
 def main() -> None:
-    """Writes the tables; prints where."""
+    """Writes the tables; prints the last line of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu.md"))
-    parser.add_argument("--minutes", type=float, default=20, help="for all parts")
-    titles = [title for title, _, _ in PARTS]
-    parser.add_argument("--parts", nargs="+", default=titles, choices=titles)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu"))
+    parser.add_argument("--minutes", type=float, default=9, help="for all parts")
+    names = [name for name, _, _ in PARTS]
+    parser.add_argument("--parts", nargs="+", default=names, choices=names)
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, on a CPU")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
-    text = "# Measured on a GPU\n"
-    for title, seconds, command in PARTS:
-        if title not in options.parts:
+    options.out.mkdir(parents=True, exist_ok=True)
+    cache = str((options.out / "cache").absolute())
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    for name, seconds, command in PARTS:
+        file, left = options.out / f"{name}.md", end - time.monotonic()
+        if name not in options.parts or file.exists() or left <= 0:
             continue
-        left = end - time.monotonic()
-        found = measure(command, min(seconds, left)) if left > 0 else "no time left"
-        text += f"\n## {title}\n\n`python -m benchmarks.{command}`\n\n{found}\n"
-        part = options.out.with_suffix(".part")
+        if options.tiny:
+            command += " " + TINY.get(command.split()[0], "")
+        begun = time.monotonic()
+        done, text = measure(command, min(seconds, left))
+        took = f"{time.monotonic() - begun:.0f} s"
+        text = f"`python -m benchmarks.{command}` ({took})\n\n{text}\n"
+        failed = file.with_suffix(".failed")
+        failed.unlink(missing_ok=True)
+        part = file.with_suffix(".part")
         part.write_text(text, encoding="utf-8")
-        part.replace(options.out)
-        print(f"{title}: {found.splitlines()[-1][:100]}", flush=True)
-    print(options.out)
+        part.replace(file if done else failed)
+        print(f"{name}, {took}: {text.splitlines()[-1][:100]}", flush=True)
 
 
 if __name__ == "__main__":

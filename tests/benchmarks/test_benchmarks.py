@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from benchmarks import gpu, small
+from benchmarks import gpu, profile, small
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -43,17 +43,55 @@ def test_benchmark_prints_a_table(name):
     assert "nan" not in done.stdout
 
 
-def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
-    parts = [("Good", 60, "common"), ("Bad", 60, "nothing"), ("Slow", 0.01, "common")]
-    monkeypatch.setattr(gpu, "PARTS", parts)
-    out = tmp_path / "gpu.md"
-    monkeypatch.setattr(sys, "argv", ["gpu", f"--out={out}"])
+def run_gpu(monkeypatch, out, *arguments):
+    monkeypatch.setattr(sys, "argv", ["gpu", f"--out={out}", *arguments])
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(out / "cache"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     monkeypatch.chdir(ROOT)
     gpu.main()
-    text = out.read_text()
-    assert "## Good" in text
-    assert "No module named benchmarks.nothing" in text
-    assert "not measured: more than 0 s" in text
+
+
+def test_a_part_that_fails_is_reported_and_is_the_only_one_to_run_again(
+    tmp_path, monkeypatch, capsys
+):
+    parts = [("good", 60, "common"), ("bad", 60, "nothing"), ("slow", 0.01, "common")]
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    run_gpu(monkeypatch, tmp_path)
+    assert (tmp_path / "good.md").exists()
+    assert "No module named benchmarks.nothing" in (tmp_path / "bad.failed").read_text()
+    assert "not measured: more than 0 s" in (tmp_path / "slow.failed").read_text()
+    capsys.readouterr()
+    monkeypatch.setattr(gpu, "PARTS", [*parts[:2], ("slow", 60, "common")])
+    run_gpu(monkeypatch, tmp_path)
+    assert "good" not in capsys.readouterr().out
+    assert (tmp_path / "slow.md").exists() and not (tmp_path / "slow.failed").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [name for name, _, _ in gpu.PARTS])
+def test_every_part_of_the_measurements_on_a_gpu_runs(part, tmp_path, monkeypatch):
+    if part == "interval":
+        pytest.importorskip("torch")
+    run_gpu(monkeypatch, tmp_path, "--tiny", "--parts", part)
+    lines = (tmp_path / f"{part}.md").read_text().splitlines()
+    assert len([line for line in lines if line.startswith("|")]) >= 3
+
+
+def test_own_times_leave_out_what_an_event_holds():
+    events = [
+        ("op", 1, 3),
+        ("loop", 0, 10),
+        ("op", 5, 4),
+        ("part", 6, 1),
+        ("op", 10, 2),
+    ]
+    assert profile.own_times(events) == [
+        ("loop", 3),
+        ("op", 3),
+        ("op", 3),
+        ("part", 1),
+        ("op", 2),
+    ]
 
 
 BY_HAND = [("vmap", "even"), ("map", "even"), ("vmap", "uneven"), ("loop", "uneven")]

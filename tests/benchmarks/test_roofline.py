@@ -55,3 +55,17 @@ def test_a_loop_counts_as_often_as_it_runs():
     # With slow arithmetic the product is bound by it.
     slow = roofline.cost(PRODUCT, DEVICE._replace(flops=1.0))
     assert slow.seconds == pytest.approx(7 * flop + copy / 1e3)
+
+
+def test_the_kernels_of_a_step_are_those_of_its_loop():
+    """Its one kernel; the copy after the loop is none of them."""
+    (kernel,) = roofline.step(PRODUCT, DEVICE)
+    assert kernel.product == "[4, 5], k = 8" and kernel.cost.flop == 2 * 4 * 5 * 8
+    assert kernel.emitter == "fusion" and kernel.computes == "f"
+    path = "jit(f)/while/body/closed_call/transpose(jvp(Net))/Dense_0/dot_general"
+    marks = f', metadata={{op_name="{path}"}}, backend_config={{"kind":"__triton"}}'
+    named = PRODUCT.replace("calls=%inside", "calls=%inside" + marks)
+    (kernel,) = roofline.step(named, DEVICE)
+    assert kernel.computes == "gradient of Net/Dense_0/dot_general"
+    assert kernel.emitter == "Triton"
+    assert roofline.by_name(named, DEVICE)["f"] == (kernel.computes, kernel.cost)

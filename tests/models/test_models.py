@@ -1,5 +1,7 @@
 """Networks and the fast convolution against XLA's own, values and gradients."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +74,57 @@ def test_forms_equal_lax_convolution(name):
             for shape, k in zip(shapes, kernels, strict=True)
         ]
         close(outcomes(ours, inputs), outcomes(theirs, inputs))
+
+
+QUARTERS = [  # shape, taps, filters, same, whether there are four products in one
+    ((1, 8, 6, 2), 5, 4, False, True),
+    ((3, 8, 6, 2), 3, 36, True, True),
+    ((2, 6, 8, 2), 2, 4, True, True),  # padding after only
+    ((3, 8, 6, 2), 3, 37, True, False),  # many filters
+    ((2, 7, 8, 2), 3, 4, True, False),  # a pool with a last odd row
+]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def pooled_twice(form, inputs):
+    """Outputs and both gradients of all `QUARTERS`."""
+    results = []
+    for (x, kernel), (*_, same, _) in zip(inputs, QUARTERS, strict=True):
+        pool = functools.partial(pooling.conv_pool, same=same, form=form)
+        out, back = jax.vjp(pool, x, kernel)
+        grad = (jnp.arange(out.size) % 7 - 3).astype(out.dtype)
+        results.append((out, *back(grad.reshape(out.shape))))
+    return results
+
+
+def test_quarters_equal_slices_with_ties(monkeypatch):
+    """Of small whole numbers all is exact: the first of equal outputs takes all."""
+    random, used, inputs = np.random.default_rng(0), [], []
+    real = pooling.conv_pool_quarters
+    count = lambda x, kernel: used.append(kernel.shape) or real(x, kernel)  # noqa: E731
+    monkeypatch.setattr(pooling, "conv_pool_quarters", count)
+    for shape, taps, filters, *_ in QUARTERS:
+        x = random.integers(0, 2, shape).astype(float)
+        kernel = random.integers(-1, 2, (taps, taps, shape[0], filters)).astype(float)
+        inputs.append((x, kernel))
+    with jax.enable_x64():
+        exact = pooled_twice("slices", inputs)
+        assert not used
+        jax.tree.map(
+            np.testing.assert_array_equal, pooled_twice("quarters", inputs), exact
+        )
+    assert used == [
+        (taps, taps, shape[0], filters)
+        for shape, taps, filters, _, is_used in QUARTERS
+        if is_used
+    ]
+    # Spread over the ties, or to the last one, gradients would differ: there are ties.
+    x, kernel = inputs[0]
+    taps = np.lib.stride_tricks.sliding_window_view(x, (5, 5), axis=(1, 2))
+    outputs = np.einsum("chwbij,ijcf->fhwb", taps, kernel)
+    corners = [outputs[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
+    pooled = np.asarray(exact[0][0])
+    assert (sum(corner == pooled for corner in corners) > 1).any()
 
 
 def test_minimal_filtering_by_hand():

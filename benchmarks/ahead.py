@@ -25,7 +25,7 @@ from benchmarks import roofline, thunks
 from tsfl_jax import config_files
 from tsfl_jax.config import validate
 from tsfl_jax.engine import devices, scan
-from tsfl_jax.prepare import backend, custom_hooks, prepare
+from tsfl_jax.prepare import backend, custom_hooks, network, prepare
 from tsfl_jax.run import grid, lanes
 from tsfl_jax.run import program as programs
 from tsfl_jax.types import UserError
@@ -99,6 +99,15 @@ def make_mesh(target: str) -> Mesh:
         topology="1x1x1",
     )
     return topologies.make_mesh(topology, (1,), (devices.AXIS,))
+
+
+def on_target(prepared: prepare.Prepared, mesh: Mesh) -> prepare.Prepared:
+    """An experiment of this machine with the network as the mesh's GPU computes it."""
+    device, choice = mesh.devices.flat[0], prepared.config.precision
+    if backend.algorithm(choice, device) is None:
+        return prepared
+    parts = prepared.network, prepared.dataset, choice, device
+    return prepared._replace(network=network.with_precision(*parts))
 
 
 def _shapes(mesh: Mesh, tree: Any, spec: Any) -> Any:
@@ -203,7 +212,8 @@ def main() -> None:
     host = backend.start_jax(config)
     prepared = prepare.prepare_validated(config, custom_hooks.Custom())
     _, arrays = lanes.single(prepared, host, estimates=False)
-    program = programs.make_program([prepared], make_mesh(options.target))
+    mesh = make_mesh(options.target)
+    program = programs.make_program([on_target(prepared, mesh)], mesh)
     print(text(compile_ahead(program, arrays, options.target, folder)))
 
 

@@ -28,7 +28,7 @@ PARTS = (
     ("LSTM", 240, "own --networks LSTM"),
     ("VGG11", 300, "implementations --models vgg11 " + DEFAULT),
     ("MNIST CNN", 240, "implementations --models mnist_cnn --mappings vmap"),
-    ("TF32", 240, "implementations --models mnist_cnn --precision tf32 " + DEFAULT),
+    ("TF32", 240, "implementations --models mnist_cnn --precisions tf32 " + DEFAULT),
     ("Compilation", 200, "compile --repeats 1"),
     ("Evaluation and estimates", 120, "shares --repeats 5"),
     ("Fashion-MNIST CNN", 240, "implementations --models fashion_cnn --mappings vmap"),

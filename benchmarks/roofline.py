@@ -3,7 +3,8 @@
 Each kernel takes at least max(bytes / bandwidth, FLOP / peak); a loop takes as often as
 long as its trip count. Bytes are what a kernel reads and writes outside of itself, each
 array once, of an array that it only slices or gathers from the parts that it takes.
-FLOP are those of matrix products and convolutions. NOT modeled: caches, the time to
+FLOP are those of matrix products and convolutions; of a product that is computed as six
+of bfloat16, the peak is a sixth of that of tensor cores. NOT modeled: caches, the time to
 start a kernel, and how near to the bound a kernel comes.
 """
 
@@ -36,11 +37,12 @@ class Device(NamedTuple):
     name: str
     bandwidth: float  # bytes per second
     flops: float  # float32 multiplications and additions per second, no tensor cores
+    bfloat16: float = math.inf  # the same of tensor cores, dense
 
 
 DEVICES = {
-    "h100": Device("H100 SXM", 3.35e12, 67e12),
-    "a100": Device("A100 SXM 80 GB", 2.04e12, 19.5e12),
+    "h100": Device("H100 SXM", 3.35e12, 67e12, 989e12),
+    "a100": Device("A100 SXM 80 GB", 2.04e12, 19.5e12, 312e12),
 }
 
 
@@ -166,6 +168,13 @@ def _flop(instruction: Instruction, scope: Computation) -> float:
     return 0.0
 
 
+def _peak(instruction: Instruction, device: Device) -> float:
+    """FLOP per second, where a product in float32 counts once however it is made."""
+    # As of a product, or as a number of a call of cuBLAS.
+    six = re.search("dot_bf16_bf16_f32_x6|ALG_DOT_BF16_BF16_F32_X6", instruction.rest)
+    return device.bfloat16 / 6 if six else device.flops
+
+
 def _taken(name: str, scope: Computation, most: int) -> float:
     """Bytes that a fused computation takes of its parameter `name`, at most all."""
     taken, open_names = 0.0, [name]
@@ -196,9 +205,12 @@ def _written(scope: Computation, shape: str) -> float:
 
 
 def _fusion(
-    instruction: Instruction, scope: Computation, computations: dict[str, Computation]
-) -> tuple[float, float]:
-    """(bytes, FLOP) of a fusion."""
+    instruction: Instruction,
+    scope: Computation,
+    computations: dict[str, Computation],
+    device: Device,
+) -> tuple[float, float, float]:
+    """(bytes, FLOP, seconds of these) of a fusion."""
     found = re.search(r"calls=%([\w.\-]+)", instruction.rest)
     inside = computations[found[1]] if found else {}
     parameters = {
@@ -209,7 +221,8 @@ def _fusion(
         full = size_of(scope[operand].shape) if operand in scope else 0
         parameter = parameters.get(position)
         moved += full if parameter is None else _taken(parameter.name, inside, full)
-    return moved, sum(_flop(i, inside) for i in inside.values())
+    flop = [(_flop(i, inside), _peak(i, device)) for i in inside.values()]
+    return moved, sum(f for f, _ in flop), sum(f / peak for f, peak in flop)
 
 
 def cost(
@@ -256,12 +269,13 @@ def cost(
         if instruction.opcode == "call":
             return of_computation(called(instruction, "to_apply")[0])
         if instruction.opcode == "fusion":
-            moved, flop = _fusion(instruction, scope, computations)
+            moved, flop, busy = _fusion(instruction, scope, computations, device)
         else:
             given = [scope[o].shape for o in instruction.operands if o in scope]
             moved = size_of(instruction.shape) + sum(map(size_of, given))
             flop = _flop(instruction, scope)
-        seconds = max(moved / device.bandwidth, flop / device.flops)
+            busy = flop / _peak(instruction, device)
+        seconds = max(moved / device.bandwidth, busy)
         return Cost(seconds, moved, flop, 1)
 
     return of_computation(entry)

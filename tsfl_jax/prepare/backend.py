@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Int
 
@@ -46,6 +47,18 @@ def implementation(
         best.mapping if mapping == "auto" else mapping,
         best.convolution if convolution == "auto" else convolution,
     )
+
+
+# Compute capabilities of GPUs whose tensor cores multiply bfloat16 at more than six
+# times the rate of float32: A100 (16 by data sheet), H100 and H200 (15), B200, B300.
+_TENSOR_CORES = ("8.0", "9.0", "10.0", "10.3")
+
+
+def algorithm(precision: str, device: jax.Device) -> lax.DotAlgorithmPreset | None:
+    """How a device multiplies float32 matrices of a network; None: on FP32 cores."""
+    fast = getattr(device, "compute_capability", "") in _TENSOR_CORES
+    preset = lax.DotAlgorithmPreset.BF16_BF16_F32_X6
+    return preset if fast and precision == "float32" else None
 
 
 # FLOP; larger steps use the processor well one after another. The second is for uneven
@@ -122,3 +135,17 @@ def use_cache(choice: str) -> pathlib.Path | None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return folder
+
+
+def autotuning_note(device: jax.Device) -> str:
+    """What a compilation finds of earlier autotuning on a GPU; "": nothing.
+
+    XLA times several kernels for each product. JAX has it keep the winners beside the
+    programs of `use_cache`, so that a changed program times only what is new.
+    """
+    folder = use_cache("off")  # as it is
+    if device.platform != "gpu" or not folder:
+        return ""
+    folder = folder / "xla_gpu_per_fusion_autotune_cache_dir"
+    count = sum(1 for _ in folder.glob("*"))
+    return f"note: kernels of {count:,} products from {folder}" if count else ""

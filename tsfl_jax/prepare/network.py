@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 from jaxtyping import Bool, Float, Num
 
 from tsfl_jax.config import OWN, Config
@@ -31,6 +32,7 @@ class Network(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
     params: Params  # shapes of its variables
     notes: tuple[str, ...]
+    algorithm: lax.DotAlgorithmPreset | None = None  # of its matrix products
 
     @property
     def size(self) -> int:
@@ -130,6 +132,24 @@ def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
         )
 
 
+def with_precision(
+    network: Network, dataset: Dataset, choice: str, device: jax.Device
+) -> Network:
+    """The network in a precision, as a device computes it, with a note on the way."""
+    algorithm, notes = backend.algorithm(choice, device), ()
+    if algorithm:
+        shape = tracing.SAMPLES, *dataset.x_train.shape[1:]
+        x: Any = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
+        way = f"on tensor cores, {algorithm}; precision=highest: on FP32 cores"
+        if not precision.takes_algorithm(network.model, network.params, x):
+            algorithm = None
+            way = "on FP32 cores: it has convolutions of lax, or of other types"
+        notes = (f"products of the network in float32 are {way}",)
+    model = precision.with_precision(network.model, choice, algorithm)
+    notes = network.notes + notes
+    return network._replace(model=model, algorithm=algorithm, notes=notes)
+
+
 def network_of(
     config: Config,
     dataset: Dataset,
@@ -165,9 +185,10 @@ def network_of(
         )
     if backend_name == "cpu" and config.precision == "bfloat16":
         notes += ("bfloat16 takes 2 to 3 times as long as float32 on a CPU",)
-    model = precision.with_precision(network.model, config.precision)
-    metrics = (*model.metrics, *poison.success_of(dataset, config.attack))
-    model = model._replace(metrics=metrics)
+    device = jax.local_devices()[0]
+    network = with_precision(network, dataset, config.precision, device)
+    model, attacks = network.model, poison.success_of(dataset, config.attack)
+    model = model._replace(metrics=(*model.metrics, *attacks))
     return network._replace(model=model, notes=network.notes + notes)
 
 

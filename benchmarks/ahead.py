@@ -42,6 +42,7 @@ class Ahead(NamedTuple):
     memory: dict[str, int]  # bytes, as `program.Compiled.memory`
     structure: thunks.Structure  # of one interval
     cost: roofline.Cost  # the least that one call takes without evaluation
+    products: dict[str, int]  # matrix products by algorithm
     seconds: float  # of compiling
 
 
@@ -148,6 +149,7 @@ def compile_ahead(
         roofline.cost(
             hlo, roofline.DEVICES[target], lambda i: i.opcode != "conditional"
         ),
+        roofline.products(hlo),
         seconds,
     )
 

@@ -3,13 +3,14 @@
 Each kernel takes at least max(bytes / bandwidth, FLOP / peak); a loop takes as often as
 long as its trip count. Bytes are what a kernel reads and writes outside of itself, each
 array once, of an array that it only slices or gathers from the parts that it takes.
-FLOP are those of matrix products and convolutions; of a product that is computed as six
-of bfloat16, the peak is a sixth of that of tensor cores. NOT modeled: caches, the time to
-start a kernel, and how near to the bound a kernel comes.
+FLOP are those of matrix products and convolutions; the peak of a product made of six in
+bfloat16 is a sixth of that of tensor cores. NOT modeled: caches, the time to start a
+kernel, and how near to the bound a kernel comes.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -170,9 +171,22 @@ def _flop(instruction: Instruction, scope: Computation) -> float:
 
 def _peak(instruction: Instruction, device: Device) -> float:
     """FLOP per second, where a product in float32 counts once however it is made."""
-    # As of a product, or as a number of a call of cuBLAS.
-    six = re.search("dot_bf16_bf16_f32_x6|ALG_DOT_BF16_BF16_F32_X6", instruction.rest)
-    return device.bfloat16 / 6 if six else device.flops
+    is_six = _algorithm(instruction) == "bf16_bf16_f32_x6"
+    return device.bfloat16 / 6 if is_six else device.flops
+
+
+def _algorithm(instruction: Instruction) -> str:
+    """Of a matrix product; "": by its precision."""
+    found = re.search(r"\balgorithm\W+(?:ALG_)?DOT_(\w+)", instruction.rest, re.I)
+    return found[1].lower() if found else ""
+
+
+def products(text: str) -> dict[str, int]:
+    """How many matrix products a program has, by algorithm; "": by their precision."""
+    computations, _ = read(text)
+    every = [i for scope in computations.values() for i in scope.values()]
+    made = [i for i in every if i.opcode == "dot" or "__cublas$" in i.rest]
+    return dict(Counter(map(_algorithm, made)))
 
 
 def _taken(name: str, scope: Computation, most: int) -> float:

@@ -54,6 +54,7 @@ def worker(work: dict) -> dict:
         "structure": result.structure._asdict(),
         "memory": result.memory,
         "cost": result.cost._asdict(),
+        "products": result.products,
         "seconds": result.seconds,
     }
 

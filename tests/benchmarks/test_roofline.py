@@ -55,3 +55,17 @@ def test_a_loop_counts_as_often_as_it_runs():
     # With slow arithmetic the product is bound by it.
     slow = roofline.cost(PRODUCT, DEVICE._replace(flops=1.0))
     assert slow.seconds == pytest.approx(7 * flop + copy / 1e3)
+
+
+def test_a_product_of_six_has_a_sixth_of_the_peak_of_tensor_cores():
+    text = PRODUCT.replace(
+        "rhs_contracting_dims={0}",
+        "rhs_contracting_dims={0}, algorithm=dot_bf16_bf16_f32_x6",
+    )
+    assert roofline.products(PRODUCT) == {"": 1}
+    assert roofline.products(text) == {"bf16_bf16_f32_x6": 1}
+    slow = DEVICE._replace(flops=1e-3, bfloat16=12.0)
+    found = roofline.cost(text, slow)
+    flop, copy = 2 * 4 * 5 * 8, 4 * 2 * 8 * 5
+    assert found.flop == 7 * flop
+    assert found.seconds == pytest.approx(7 * flop / 2 + copy / 1e3)

@@ -1,10 +1,10 @@
 """The arithmetic of a network: float32, TF32 or bfloat16, with float32 master weights.
 
-GPUs multiply float32 matrices fastest on tensor cores (`BF16_BF16_F32_X6`): each number
-is a sum of three of bfloat16, a = a₁ + a₂ + a₃ with |a₂| ≤ 2⁻⁸ |a|, |a₃| ≤ 2⁻¹⁷ |a|, and
-a·b the sum of the six products a_i b_j with i + j ≤ 4, added up in float32. What is left
-out, a₂b₃ + a₃b₂ + a₃b₃, is at most 2⁻²⁴ (1 + 2⁻¹⁰) |a b|, half a unit in the last place;
-at most 2⁻²¹ (1 + 2⁻⁹) |a b| if the terms are truncated and not rounded.
+Tensor cores of a GPU multiply float32 matrices as `BF16_BF16_F32_X6`: each number is
+the sum of three of bfloat16, a = a₁ + a₂ + a₃, |a₂| ≤ 2⁻⁸ |a|, |a₃| ≤ 2⁻¹⁷ |a|, and a·b
+that of the six products a_i b_j with i + j ≤ 4, added up in float32. What is left out,
+a₂b₃ + a₃b₂ + a₃b₃, is at most 2⁻²⁴ (1 + 2⁻¹⁰) |a b|, about half a unit in the last
+place, or 2⁻²¹ (1 + 2⁻⁹) |a b| if terms are truncated and not rounded.
 
 Only what happens inside of the network changes. Parameters, gradients, the optimizer,
 sums over clients and losses stay float32.
@@ -61,7 +61,7 @@ def _only_float32(jaxpr: Any) -> bool:
     return True
 
 
-def takes_algorithm(model: Model, variables: Params, x: Array) -> bool:
+def takes_algorithm(model: Model, variables: Params, x: jax.ShapeDtypeStruct) -> bool:
     """Whether all products of a network may take an algorithm of float32 matrices.
 
     JAX ignores the algorithm in convolutions of `lax`, and with it their precision, so
@@ -69,8 +69,8 @@ def takes_algorithm(model: Model, variables: Params, x: Array) -> bool:
 
     Args:
       model: the network.
-      variables: its variables, or their shapes.
-      x: inputs ``[B, ...]``, or their shape.
+      variables: shapes of its variables.
+      x: shape of a mini-batch ``[B, ...]``.
     """
     mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
     return _only_float32(jax.make_jaxpr(model.train)(variables, x, mask, key).jaxpr)

@@ -139,7 +139,7 @@ def with_precision(
     algorithm, notes = backend.algorithm(choice, device), ()
     if algorithm:
         shape = tracing.SAMPLES, *dataset.x_train.shape[1:]
-        x: Any = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
+        x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
         way = f"on tensor cores, {algorithm}; precision=highest: on FP32 cores"
         if not precision.takes_algorithm(network.model, network.params, x):
             algorithm = None

@@ -52,11 +52,9 @@ def _bfloat16(model: Model) -> Model:
 def _only_float32(jaxpr: Any) -> bool:
     for equation in jaxpr.eqns:
         name, kinds = equation.primitive.name, {v.aval.dtype for v in equation.invars}
-        if name == "conv_general_dilated" or not all(
-            map(_only_float32, bodies(equation.params))
-        ):
-            return False
-        if name == "dot_general" and kinds != {jnp.dtype(jnp.float32)}:
+        other = name == "dot_general" and kinds != {jnp.dtype("float32")}
+        inside = map(_only_float32, bodies(equation.params))
+        if name == "conv_general_dilated" or other or not all(inside):
             return False
     return True
 
@@ -64,13 +62,8 @@ def _only_float32(jaxpr: Any) -> bool:
 def takes_algorithm(model: Model, variables: Params, x: jax.ShapeDtypeStruct) -> bool:
     """Whether all products of a network may take an algorithm of float32 matrices.
 
-    JAX ignores the algorithm in convolutions of `lax`, and with it their precision, so
-    that a GPU would round them to TF32; and it casts products of other types.
-
-    Args:
-      model: the network.
-      variables: shapes of its variables.
-      x: shape of a mini-batch ``[B, ...]``.
+    JAX ignores it in convolutions of `lax`, which a GPU would round to TF32, and casts
+    products of other types. `variables` and `x` are shapes, as for `replay.replay`.
     """
     mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
     return _only_float32(jax.make_jaxpr(model.train)(variables, x, mask, key).jaxpr)

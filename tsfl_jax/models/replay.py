@@ -61,8 +61,7 @@ def _convolution(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]
     """A convolution in a form of `CONVOLUTIONS`, or None: there is none."""
     p, (lhs, rhs) = equation.params, equation.invars
     numbers, wider = p["dimension_numbers"], p["preferred_element_type"]
-    named = tuple | lax.Precision | lax.DotAlgorithmPreset | None
-    by_name = isinstance(p["precision"], named)
+    by_name = not isinstance(p["precision"], lax.DotAlgorithm)
     floats = jnp.issubdtype(lhs.aval.dtype, jnp.floating)
     same = lhs.aval.dtype == rhs.aval.dtype and wider in (None, lhs.aval.dtype)
     apart, strides = p["lhs_dilation"], p["window_strides"]

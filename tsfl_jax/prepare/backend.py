@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -54,11 +54,11 @@ def implementation(
 _TENSOR_CORES = ("8.0", "9.0", "10.0", "10.3")
 
 
-def algorithm(precision: str, device: jax.Device) -> lax.DotAlgorithmPreset | None:
+def algorithm(precision: str, device: Any) -> lax.DotAlgorithmPreset | None:
     """How a device multiplies float32 matrices of a network; None: on FP32 cores."""
-    fast = getattr(device, "compute_capability", "") in _TENSOR_CORES
-    preset = lax.DotAlgorithmPreset.BF16_BF16_F32_X6
-    return preset if fast and precision == "float32" else None
+    is_fast = getattr(device, "compute_capability", "") in _TENSOR_CORES
+    takes = is_fast and precision == "float32"
+    return lax.DotAlgorithmPreset.BF16_BF16_F32_X6 if takes else None
 
 
 # FLOP; larger steps use the processor well one after another. The second is for uneven
@@ -137,11 +137,10 @@ def use_cache(choice: str) -> pathlib.Path | None:
     return folder
 
 
-def autotuning_note(device: jax.Device) -> str:
+def autotuning_note(device: Any) -> str:
     """What a compilation finds of earlier autotuning on a GPU; "": nothing.
 
-    XLA times several kernels for each product. JAX has it keep the winners beside the
-    programs of `use_cache`, so that a changed program times only what is new.
+    JAX has XLA keep the fastest kernel of each product beside the compiled programs.
     """
     folder = use_cache("off")  # as it is
     if device.platform != "gpu" or not folder:

@@ -133,9 +133,9 @@ def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
 
 
 def with_precision(
-    network: Network, dataset: Dataset, choice: str, device: jax.Device
+    network: Network, dataset: Dataset, choice: str, device: Any
 ) -> Network:
-    """The network in a precision, as a device computes it, with a note on the way."""
+    """The network in a precision as a device computes it, with a note that says how."""
     algorithm, notes = backend.algorithm(choice, device), ()
     if algorithm:
         shape = tracing.SAMPLES, *dataset.x_train.shape[1:]
@@ -143,11 +143,12 @@ def with_precision(
         way = f"on tensor cores, {algorithm}; precision=highest: on FP32 cores"
         if not precision.takes_algorithm(network.model, network.params, x):
             algorithm = None
-            way = "on FP32 cores: it has convolutions of lax, or of other types"
+            way = "on FP32 cores: it has convolutions of lax or products of other types"
         notes = (f"products of the network in float32 are {way}",)
     model = precision.with_precision(network.model, choice, algorithm)
-    notes = network.notes + notes
-    return network._replace(model=model, algorithm=algorithm, notes=notes)
+    return network._replace(
+        model=model, algorithm=algorithm, notes=network.notes + notes
+    )
 
 
 def network_of(
@@ -170,13 +171,14 @@ def network_of(
     _, form = backend.implementation(backend_name, config.mapping, choice)
     x, y = dataset.x_train, targets.of(dataset)[0]
     key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"
-    key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}"
+    key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}{config.precision}"
     if key not in traced:
         if custom.model is None:
             parts = _named_network(config, form, dataset)
         else:
             parts = _custom_network(custom.model, form, dataset)
-        traced[key] = _with_measures(*parts, dataset, custom)
+        made = _with_measures(*parts, dataset, custom), dataset
+        traced[key] = with_precision(*made, config.precision, jax.local_devices()[0])
     network, notes = traced[key], ()
     if targets.regresses(dataset):
         notes = (
@@ -185,8 +187,6 @@ def network_of(
         )
     if backend_name == "cpu" and config.precision == "bfloat16":
         notes += ("bfloat16 takes 2 to 3 times as long as float32 on a CPU",)
-    device = jax.local_devices()[0]
-    network = with_precision(network, dataset, config.precision, device)
     model, attacks = network.model, poison.success_of(dataset, config.attack)
     model = model._replace(metrics=(*model.metrics, *attacks))
     return network._replace(model=model, notes=network.notes + notes)

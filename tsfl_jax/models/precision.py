@@ -81,8 +81,7 @@ def with_precision(
         "tf32": matrix products and convolutions of 10-bit mantissas on GPUs that have
         it, float32 elsewhere and in the gradient of minimal filtering; "bfloat16":
         parameters and inputs are rounded to bfloat16, and all inside follows them.
-      algorithm: of matrix products in float32, see `prepare.backend.algorithm`; not in
-        the gradient of minimal filtering. None: float32 multiplications.
+      algorithm: of products in float32, but for custom gradients; None: FP32 cores.
 
     Returns:
       A network with the same variables; outputs are float32. `exact` is the given one.

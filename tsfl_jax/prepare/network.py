@@ -177,8 +177,9 @@ def network_of(
             parts = _named_network(config, form, dataset)
         else:
             parts = _custom_network(custom.model, form, dataset)
-        made = _with_measures(*parts, dataset, custom), dataset
-        traced[key] = with_precision(*made, config.precision, jax.local_devices()[0])
+        network = _with_measures(*parts, dataset, custom)
+        target = config.precision, jax.local_devices()[0]
+        traced[key] = with_precision(network, dataset, *target)
     network, notes = traced[key], ()
     if targets.regresses(dataset):
         notes = (

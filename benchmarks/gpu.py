@@ -17,6 +17,7 @@ import sys
 import time
 
 DEFAULT = "--mappings vmap --forms slices"
+PRECISIONS = "implementations --precisions float32 highest"
 # (title, seconds at most, module and arguments), the most wanted first.
 PARTS = (
     ("CNN of a user", 240, "own --networks CNN --forms auto lax"),
@@ -26,9 +27,9 @@ PARTS = (
     ("Clients", 120, "clients --repeats 1 --clients 20 200 2000"),
     ("Transformer", 240, "own --networks transformer"),
     ("LSTM", 240, "own --networks LSTM"),
-    ("VGG11", 300, "implementations --models vgg11 " + DEFAULT),
+    ("VGG11", 400, f"{PRECISIONS} --models vgg11 {DEFAULT}"),
     ("MNIST CNN", 240, "implementations --models mnist_cnn --mappings vmap"),
-    ("TF32", 240, "implementations --models mnist_cnn --precisions tf32 " + DEFAULT),
+    ("Precisions", 300, f"{PRECISIONS} tf32 --models mnist_cnn {DEFAULT}"),
     ("Compilation", 200, "compile --repeats 1"),
     ("Evaluation and estimates", 120, "shares --repeats 5"),
     ("Fashion-MNIST CNN", 240, "implementations --models fashion_cnn --mappings vmap"),

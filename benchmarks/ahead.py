@@ -25,7 +25,7 @@ from benchmarks import roofline, thunks
 from tsfl_jax import config_files
 from tsfl_jax.config import validate
 from tsfl_jax.engine import devices, scan
-from tsfl_jax.prepare import backend, custom_hooks, prepare
+from tsfl_jax.prepare import backend, custom_hooks, network, prepare
 from tsfl_jax.run import grid, lanes
 from tsfl_jax.run import program as programs
 from tsfl_jax.types import UserError
@@ -42,6 +42,7 @@ class Ahead(NamedTuple):
     memory: dict[str, int]  # bytes, as `program.Compiled.memory`
     structure: thunks.Structure  # of one interval
     cost: roofline.Cost  # the least that one call takes without evaluation
+    products: dict[str, int]  # matrix products by algorithm
     seconds: float  # of compiling
     step: list[roofline.Kernel]  # kernels of a training step
 
@@ -102,6 +103,15 @@ def make_mesh(target: str) -> Mesh:
     return topologies.make_mesh(topology, (1,), (devices.AXIS,))
 
 
+def on_target(prepared: prepare.Prepared, mesh: Mesh) -> prepare.Prepared:
+    """An experiment of this machine with the network as the mesh's GPU computes it."""
+    device, choice = mesh.devices.flat[0], prepared.config.precision
+    if backend.algorithm(choice, device) is None:
+        return prepared
+    parts = prepared.network, prepared.dataset, choice, device
+    return prepared._replace(network=network.with_precision(*parts))
+
+
 def _shapes(mesh: Mesh, tree: Any, spec: Any) -> Any:
     """The arrays of a tree as shapes on the devices of a mesh."""
 
@@ -140,6 +150,7 @@ def compile_ahead(
         roofline.cost(
             hlo, roofline.DEVICES[target], lambda i: i.opcode != "conditional"
         ),
+        roofline.products(hlo),
         seconds,
         roofline.step(hlo, roofline.DEVICES[target]),
     )
@@ -205,7 +216,8 @@ def main() -> None:
     host = backend.start_jax(config)
     prepared = prepare.prepare_validated(config, custom_hooks.Custom())
     _, arrays = lanes.single(prepared, host, estimates=False)
-    program = programs.make_program([prepared], make_mesh(options.target))
+    mesh = make_mesh(options.target)
+    program = programs.make_program([on_target(prepared, mesh)], mesh)
     print(text(compile_ahead(program, arrays, options.target, folder)))
 
 

@@ -30,7 +30,8 @@ def kernels(run: Callable[[], None]) -> str:
 def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
     """The rows of one network; `folder` of `ahead.dump` on a GPU."""
     built, runs = {}, {}
-    for mapping, form in itertools.product(options.mappings, options.forms):
+    ways = options.mappings, options.forms, options.precisions
+    for mapping, form, precision in itertools.product(*ways):
         if form == "lax" and jax.default_backend() == "cpu" and not options.all:
             continue  # 10 to 50 times slower inside a loop: jax-ml/jax#12868
         exp = common.make_experiment(
@@ -38,13 +39,14 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
             num_clients=options.clients,
             mapping=mapping,
             convolution=form,
-            precision=options.precision,
+            precision=precision,
             schedule__kind="explicit",
             schedule__tau=(1,),
             schedule__data_size=options.size,
         )
-        runs[mapping, form], _ = common.first_chunk(exp.program, exp.arrays)
-        built[mapping, form] = None if folder is None else ahead.structure_of(folder)
+        way = mapping, form, precision
+        runs[way], _ = common.first_chunk(exp.program, exp.arrays)
+        built[way] = None if folder is None else ahead.structure_of(folder)
     theirs = common.torch_interval(name, exp)
     product, product_flop = common.matrix_product()
     seconds = common.side_by_side(
@@ -55,10 +57,11 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
     samples = options.clients * options.size
     flop = common.flop_per_sample(name)
     rows = []
-    for (mapping, form), structure in built.items():
-        speed = samples / statistics.median(seconds[mapping, form])
+    for way, structure in built.items():
+        mapping, form, precision = way
+        speed = samples / statistics.median(seconds[way])
         against = (
-            common.spread(common.ratios(seconds["torch"], seconds[mapping, form]))
+            common.spread(common.ratios(seconds["torch"], seconds[way]))
             if theirs
             else "no PyTorch"
         )
@@ -68,11 +71,12 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
                 "network": name,
                 "mapping": mapping,
                 "convolution": form,
+                "precision": precision,
                 "samples/s": f"{speed:,.0f}",
                 "× PyTorch": against,
                 "TFLOP/s": f"{speed * flop / 1e12:.2f}",
                 "of large products": f"{speed * flop / rate:.2f}",
-                "kernels": kernels(runs[mapping, form]),
+                "kernels": kernels(runs[way]),
                 "captured": (
                     "–"
                     if structure is None
@@ -82,7 +86,7 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
                 "launches per step": (
                     "–" if structure is None else structure.step_launches
                 ),
-                "default": "yes" if chosen == (mapping, form) else "",
+                "default": "yes" if (*chosen, "float32") == way else "",
             }
         )
     return rows
@@ -96,7 +100,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="samples per client")
     parser.add_argument("--mappings", nargs="+", default=MAPPINGS, choices=MAPPINGS)
     parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS)
-    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--precisions", nargs="+", default=["float32"])
     parser.add_argument("--all", action="store_true", help="lax on a CPU too")
     parser.add_argument("--devices", type=int, default=0)
     structure = "on a GPU: kernels in command buffers; compiles without a cache"

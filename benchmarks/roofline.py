@@ -3,12 +3,14 @@
 Each kernel takes at least max(bytes / bandwidth, FLOP / peak); a loop takes as often as
 long as its trip count. Bytes are what a kernel reads and writes outside of itself, each
 array once, of an array that it only slices or gathers from the parts that it takes.
-FLOP are those of matrix products and convolutions. NOT modeled: caches, the time to
-start a kernel, and how near to the bound a kernel comes.
+FLOP are those of matrix products and convolutions; the peak of a product made of six in
+bfloat16 is a sixth of that of tensor cores. NOT modeled: caches, the time to start a
+kernel, and how near to the bound a kernel comes.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,12 +45,13 @@ class Device(NamedTuple):
     name: str
     bandwidth: float  # bytes per second
     flops: float  # float32 multiplications and additions per second, no tensor cores
+    bfloat16: float = math.inf  # the same of tensor cores, dense
 
 
 DEVICES = {
-    "h100": Device("H100 SXM", 3.35e12, 67e12),
-    "h200": Device("H200 SXM", 4.8e12, 67e12),
-    "a100": Device("A100 SXM 80 GB", 2.04e12, 19.5e12),
+    "h100": Device("H100 SXM", 3.35e12, 67e12, 989e12),
+    "h200": Device("H200 SXM", 4.8e12, 67e12, 989e12),
+    "a100": Device("A100 SXM 80 GB", 2.04e12, 19.5e12, 312e12),
 }
 
 
@@ -183,6 +186,26 @@ def _flop(instruction: Instruction, scope: Computation) -> float:
     return 0.0
 
 
+def _peak(instruction: Instruction, device: Device) -> float:
+    """FLOP per second, where a product in float32 counts once however it is made."""
+    is_six = _algorithm(instruction) == "bf16_bf16_f32_x6"
+    return device.bfloat16 / 6 if is_six else device.flops
+
+
+def _algorithm(instruction: Instruction) -> str:
+    """Of a matrix product; "": by its precision."""
+    found = re.search(r"\balgorithm\W+(?:ALG_)?DOT_(\w+)", instruction.rest, re.I)
+    return found[1].lower() if found else ""
+
+
+def products(text: str) -> dict[str, int]:
+    """How many matrix products a program has, by algorithm; "": by their precision."""
+    computations, _ = read(text)
+    every = [i for scope in computations.values() for i in scope.values()]
+    made = [i for i in every if i.opcode == "dot" or "__cublas$" in i.rest]
+    return dict(Counter(map(_algorithm, made)))
+
+
 def _taken(name: str, scope: Computation, most: int) -> float:
     """Bytes that a fused computation takes of its parameter `name`, at most all."""
     taken, open_names = 0.0, [name]
@@ -213,9 +236,12 @@ def _written(scope: Computation, shape: str) -> float:
 
 
 def _fusion(
-    instruction: Instruction, scope: Computation, computations: dict[str, Computation]
-) -> tuple[float, float]:
-    """(bytes, FLOP) of a fusion."""
+    instruction: Instruction,
+    scope: Computation,
+    computations: dict[str, Computation],
+    device: Device,
+) -> tuple[float, float, float]:
+    """(bytes, FLOP, seconds of these) of a fusion."""
     found = re.search(r"calls=%([\w.\-]+)", instruction.rest)
     inside = computations[found[1]] if found else {}
     parameters = {
@@ -226,7 +252,8 @@ def _fusion(
         full = size_of(scope[operand].shape) if operand in scope else 0
         parameter = parameters.get(position)
         moved += full if parameter is None else _taken(parameter.name, inside, full)
-    return moved, sum(_flop(i, inside) for i in inside.values())
+    flop = [(_flop(i, inside), _peak(i, device)) for i in inside.values()]
+    return moved, sum(f for f, _ in flop), sum(f / peak for f, peak in flop)
 
 
 def _of_kernel(
@@ -237,12 +264,13 @@ def _of_kernel(
 ) -> Cost:
     """What one kernel takes."""
     if instruction.opcode == "fusion":
-        moved, flop = _fusion(instruction, scope, computations)
+        moved, flop, busy = _fusion(instruction, scope, computations, device)
     else:
         given = [scope[o].shape for o in instruction.operands if o in scope]
         moved = size_of(instruction.shape) + sum(map(size_of, given))
         flop = _flop(instruction, scope)
-    seconds = max(moved / device.bandwidth, flop / device.flops)
+        busy = flop / _peak(instruction, device)
+    seconds = max(moved / device.bandwidth, busy)
     return Cost(seconds, moved, flop, 1)
 
 

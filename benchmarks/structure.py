@@ -44,16 +44,17 @@ def worker(work: dict) -> dict:
         found = lanes.several(work["lanes"], work["network"], settings)
         host = backend.start_jax(found[0].config)
         arrays = make_arrays(make_group(found, host), found, estimates=False)
-        made = program.make_program(found, mesh)
+        made = program.make_program([ahead.on_target(p, mesh) for p in found], mesh)
     else:
         prepared, host = _experiment(work, settings)
         _, arrays = single(prepared, host, estimates=False)
-        made = program.make_program([prepared], mesh)
+        made = program.make_program([ahead.on_target(prepared, mesh)], mesh)
     result = ahead.compile_ahead(made, arrays, work["target"], folder)
     return {
         "structure": result.structure._asdict(),
         "memory": result.memory,
         "cost": result.cost._asdict(),
+        "products": result.products,
         "seconds": result.seconds,
         "step": [[*k[:-1], k.cost._asdict()] for k in result.step],
     }
@@ -142,7 +143,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[20])
     parser.add_argument("--lanes", type=int, nargs="+", default=[1])
     parser.add_argument("--size", type=int, default=128, help="samples per client")
-    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--precision", nargs="+", default=["float32"])
     parser.add_argument("--algorithm", default="fedavg")
     parser.add_argument("--target", default="h100", choices=ahead.TARGETS)
     parser.add_argument("--flags", default="", help="further flags of XLA")
@@ -159,9 +160,10 @@ def main() -> None:
         options.forms,
         options.clients,
         options.lanes,
+        options.precision,
     )
     rows = []
-    for network, mapping, form, clients, several in cases:
+    for network, mapping, form, clients, several, precision in cases:
         work = {
             "network": network,
             "mapping": mapping,
@@ -169,7 +171,7 @@ def main() -> None:
             "clients": clients,
             "lanes": several,
             "size": options.size,
-            "precision": options.precision,
+            "precision": precision,
             "target": options.target,
             "flags": options.flags,
             "algorithm": options.algorithm,

@@ -172,8 +172,8 @@ class General:
     )
     precision: str = setting(
         "float32",
-        "of a network's arithmetic; weights stay float32",
-        ("float32", "tf32", "bfloat16"),
+        "of a network's arithmetic; weights stay float32; highest: on FP32 cores",
+        ("float32", "highest", "tf32", "bfloat16"),
     )
     compile_cache: str = setting(
         "auto",

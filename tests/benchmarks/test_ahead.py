@@ -56,6 +56,7 @@ def test_the_training_of_an_interval_is_one_command_buffer(network, target, work
         assert s["loop_buffers"] == 1
         return
     assert s["captured"] == s["kernels"]
+    assert set(result["products"]) == {"bf16_bf16_f32_x6"}
     if network in MEASURED:
         kernels, memory = MEASURED[network]
         assert s["step_kernels"] <= 1.1 * kernels

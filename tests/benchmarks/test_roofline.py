@@ -69,3 +69,17 @@ def test_the_kernels_of_a_step_are_those_of_its_loop():
     assert kernel.computes == "gradient of Net/Dense_0/dot_general"
     assert kernel.emitter == "Triton"
     assert roofline.by_name(named, DEVICE)["f"] == (kernel.computes, kernel.cost)
+
+
+def test_a_product_of_six_has_a_sixth_of_the_peak_of_tensor_cores():
+    text = PRODUCT.replace(
+        "rhs_contracting_dims={0}",
+        "rhs_contracting_dims={0}, algorithm=dot_bf16_bf16_f32_x6",
+    )
+    assert roofline.products(PRODUCT) == {"": 1}
+    assert roofline.products(text) == {"bf16_bf16_f32_x6": 1}
+    slow = DEVICE._replace(flops=1e-3, bfloat16=12.0)
+    found = roofline.cost(text, slow)
+    flop, copy = 2 * 4 * 5 * 8, 4 * 2 * 8 * 5
+    assert found.flop == 7 * flop
+    assert found.seconds == pytest.approx(7 * flop / 2 + copy / 1e3)

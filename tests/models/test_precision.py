@@ -4,16 +4,21 @@ import collections
 import functools
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
 import tsfl_jax
 from tests.problems import small
-from tsfl_jax.models import losses, networks
-from tsfl_jax.models.precision import with_precision
+from tsfl_jax.models import losses, networks, replay
+from tsfl_jax.models.precision import takes_algorithm, with_precision
+from tsfl_jax.prepare import backend, prepare
+from tsfl_jax.prepare import network as of_experiment
+from tsfl_jax.prepare.custom_hooks import Custom
 
 KEY = jax.random.key(0)
 
@@ -69,6 +74,8 @@ def products(function, *arguments):
         if re.search(r"stablehlo\.(dot_general|convolution)", line):
             operand = re.findall(r": \(tensor<[\dx]*(\w+)>", line)[0]
             precision = set(re.findall(r"\b(HIGHEST|HIGH|DEFAULT)\b", line))
+            if "accumulation_type = f32" in line and "operations = 6" in line:
+                precision = {"X6"}
             found[operand, *(precision or {"DEFAULT"})] += 1
     return found
 
@@ -119,3 +126,152 @@ def test_estimates_of_a_short_step_are_those_of_float32():
         np.testing.assert_allclose(
             found.history[name], full.history[name], rtol=1e-4, err_msg=name
         )
+
+
+X6 = lax.DotAlgorithmPreset.BF16_BF16_F32_X6
+H100 = collections.namedtuple("Device", "compute_capability")("9.0")
+
+
+def terms(values, truncated):
+    """Three numbers of bfloat16 that a float32 is the sum of, as float64."""
+    found = []
+    for _ in range(3):
+        if truncated:
+            part = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        else:
+            part = values.astype(jnp.bfloat16).astype(np.float32)
+        found.append(part.astype(np.float64))
+        values = values - part
+    return found
+
+
+def emulated(a, b, most, truncated=False):
+    """Σ a_i b_j with i + j ≤ most, exact: the products have 16 bits."""
+    pairs = enumerate(terms(a, truncated), 1), enumerate(terms(b, truncated), 1)
+    lefts, rights = map(list, pairs)
+    return sum(x * y for i, x in lefts for j, y in rights if i + j <= most)
+
+
+def tf32(values):
+    """float32 with 10 bits after the point, ties up in size."""
+    bits = values.view(np.uint32) + np.uint32(1 << 12)
+    return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+
+
+def test_six_products_of_bfloat16_by_hand():
+    v = np.array([1 + 2**-8 + 2**-17], np.float32)
+    # The first term is above the middle of 1 and 1 + 2^-7; of the rest, nine ones, the
+    # eighth rounds up. Truncated, what is cut off stays positive.
+    assert terms(v, False) == [1 + 2**-7, -(2**-8), 2**-17]
+    assert terms(v, True) == [1, 2**-8, 2**-17]
+    square = v.astype(np.float64) ** 2
+    assert emulated(v, v, 4) == square + 2**-24 - 2**-34
+    assert emulated(v, v, 4, truncated=True) == square - 2**-24 - 2**-34
+    # Three products lack a_2 b_2 and the third terms, TF32 the last bit of each.
+    lost = emulated(v, v, 3) - emulated(v, v, 4)
+    assert lost == -(2**-16) - 2 * (1 + 2**-7) * 2**-17
+    assert tf32(v) == 1 + 2**-8
+
+
+@pytest.mark.parametrize(
+    ("truncated", "bound"),
+    [(False, 2**-24 * (1 + 2**-10)), (True, 2**-21 * (1 + 2**-9))],
+)
+def test_six_products_of_bfloat16_are_a_product_of_float32(truncated, bound):
+    draw = np.random.default_rng(0)
+    fractions = draw.integers(2**23, 2**24, (2, 10**6)) * 2.0**-23
+    signs, powers = draw.choice([-1, 1], (2, 10**6)), draw.integers(-40, 40, (2, 10**6))
+    # Near powers of two terms are largest by their number.
+    fractions[:, ::2] = 1 + draw.integers(0, 2**16, (2, 10**6))[:, ::2] * 2.0**-23
+    a, b = (signs * fractions * 2.0**powers).astype(np.float32)
+    exact = a.astype(np.float64) * b.astype(np.float64)  # of 48 bits
+
+    def error(found):
+        return np.abs(found - exact) / np.abs(exact)
+
+    assert (sum(terms(a, truncated)) == a).all()
+    worst = error(emulated(a, b, 4, truncated)).max()
+    assert bound / 4 < worst <= bound
+    assert error(emulated(a, b, 3, truncated)).max() > 64 * bound / 8**truncated
+    assert error(tf32(a) * tf32(b)).max() > 2**-11
+
+
+class Own(nn.Module):
+    """A convolution and a dense layer, for inputs of one type."""
+
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(4, (3, 3))(x).reshape(len(x), -1)
+        return nn.Dense(10, dtype=self.dtype)(x)
+
+
+def of_training(module, form):
+    """A model, and shapes of its variables and inputs."""
+    model, x = networks.from_flax(module), jax.ShapeDtypeStruct((8, 28, 28, 1), "f4")
+    variables = jax.eval_shape(model.init, KEY, x)
+    return replay.replay(model, form, variables, x)[0], variables, x
+
+
+@pytest.mark.parametrize("module", [networks.MnistCNN(), Own()])
+def test_every_product_of_training_takes_the_algorithm(module):
+    model, variables, x = of_training(module, "slices")
+    assert takes_algorithm(model, variables, x)
+    fast, y = with_precision(model, "float32", X6), jax.ShapeDtypeStruct((8,), int)
+    found = products(lambda *a: loss_and_gradient(fast, *a), variables, x, y)
+    assert set(found) == {("f32", "X6")} and found.total() >= 5
+    assert set(products(fast.predict, variables, x)) == {("f32", "X6")}
+
+
+@pytest.mark.parametrize("choice", ["float32", "highest"])
+def test_where_there_is_no_algorithm_nothing_changes(choice):
+    model = networks.from_flax(networks.MnistCNN())
+    assert with_precision(model, choice) is model
+
+
+@pytest.mark.parametrize(
+    ("module", "form"), [(Own(), "lax"), (Own("bfloat16"), "slices")]
+)
+def test_networks_with_other_products_take_no_algorithm(module, form):
+    """JAX would lower a convolution at the precision of TF32, and cast bfloat16."""
+    assert not takes_algorithm(*of_training(module, form))
+
+
+@pytest.mark.parametrize(
+    ("capability", "choice", "algorithm"),
+    [
+        ("8.0", "float32", X6),
+        ("9.0", "float32", X6),
+        ("9.0", "highest", None),
+        ("9.0", "tf32", None),
+        ("8.9", "float32", None),  # tensor cores only twice as fast
+        ("gfx90a", "float32", None),
+    ],
+)
+def test_gpus_that_multiply_on_tensor_cores(capability, choice, algorithm):
+    device = H100._replace(compute_capability=capability)
+    assert backend.algorithm(choice, device) is algorithm
+    assert backend.algorithm(choice, jax.devices()[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "way"), [("slices", "tensor cores, BF16_BF16"), ("lax", "FP32 cores: it")]
+)
+def test_a_note_says_how_products_are_computed(form, way):
+    config = small(convolution=form, model__name="mnist_cnn", hidden=None)
+    config = tsfl_jax.config.replace(config, {"data.name": "synthetic"})
+    made = prepare.prepare_validated(config, Custom())
+    found = of_experiment.with_precision(made.network, made.dataset, "float32", H100)
+    assert f"in float32 are on {way}" in found.notes[-1]
+    assert (found.algorithm is X6) == (form == "slices")
+    assert not any("FP32 cores" in note for note in made.notes)
+
+
+def test_a_run_that_computed_products_otherwise_is_refused(monkeypatch, tmp_path):
+    config = small(num_intervals=1, algorithm="fedavg")
+    tsfl_jax.simulate(config, workdir=tmp_path)
+    monkeypatch.setattr(backend, "algorithm", lambda *_: X6)
+    message = "another experiment .products of the network: – → .BF16_BF16_F32_X6"
+    with pytest.raises(tsfl_jax.UserError, match=message):
+        tsfl_jax.simulate(config, workdir=tmp_path)

@@ -1,12 +1,15 @@
 """The persistent compilation cache: where it is, and that a second launch uses it."""
 
+import collections
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
+from jax._src import compiler
 
 from tsfl_jax.prepare import backend
 from tsfl_jax.types import UserError
@@ -62,3 +65,23 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     file.write_text("")
     with pytest.raises(UserError, match=r"compile_cache=.*file/x: cannot write there"):
         backend.use_cache(str(file / "x"))
+
+
+def test_winners_of_autotuning_on_a_gpu_are_kept_and_named(tmp_path, monkeypatch):
+    """JAX's default beside a cache of programs, which the note relies on."""
+    old = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        options = compiler.get_compile_options(1, 1).executable_build_options
+    finally:
+        jax.config.update("jax_compilation_cache_dir", old)
+    folder = pathlib.Path(options.debug_options.xla_gpu_per_fusion_autotune_cache_dir)
+    assert folder.parent == tmp_path
+    monkeypatch.setattr(backend, "use_cache", lambda choice: tmp_path)
+    gpu = collections.namedtuple("Device", "platform")("gpu")
+    assert backend.autotuning_note(gpu) == ""
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).touch()
+    assert backend.autotuning_note(gpu) == f"note: kernels of 2 products from {folder}"
+    assert backend.autotuning_note(jax.devices()[0]) == ""

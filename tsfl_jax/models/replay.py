@@ -52,6 +52,8 @@ def _consts(body: Any) -> Sequence[Any]:
 def _precision(precision: Any) -> Any:
     """The context of the products of a convolution that was traced with a precision."""
     first = precision[0] if isinstance(precision, tuple) else precision
+    if isinstance(first, lax.DotAlgorithmPreset):
+        return jax.default_matmul_precision(first.name)
     return jax.default_matmul_precision(getattr(first, "name", "default").lower())
 
 
@@ -59,7 +61,7 @@ def _convolution(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]
     """A convolution in a form of `CONVOLUTIONS`, or None: there is none."""
     p, (lhs, rhs) = equation.params, equation.invars
     numbers, wider = p["dimension_numbers"], p["preferred_element_type"]
-    by_name = isinstance(p["precision"], tuple | lax.Precision | None)
+    by_name = not isinstance(p["precision"], lax.DotAlgorithm)
     floats = jnp.issubdtype(lhs.aval.dtype, jnp.floating)
     same = lhs.aval.dtype == rhs.aval.dtype and wider in (None, lhs.aval.dtype)
     apart, strides = p["lhs_dilation"], p["window_strides"]

@@ -10,10 +10,11 @@ import math
 import os
 import pathlib
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Int
 
@@ -47,6 +48,18 @@ def implementation(
         best.mapping if mapping == "auto" else mapping,
         best.convolution if convolution == "auto" else convolution,
     )
+
+
+# Compute capabilities of GPUs whose tensor cores multiply bfloat16 at more than six
+# times the rate of float32: A100 (16 by data sheet), H100 and H200 (15), B200, B300.
+_TENSOR_CORES = ("8.0", "9.0", "10.0", "10.3")
+
+
+def algorithm(precision: str, device: Any) -> lax.DotAlgorithmPreset | None:
+    """How a device multiplies float32 matrices of a network; None: on FP32 cores."""
+    is_fast = getattr(device, "compute_capability", "") in _TENSOR_CORES
+    takes = is_fast and precision == "float32"
+    return lax.DotAlgorithmPreset.BF16_BF16_F32_X6 if takes else None
 
 
 # FLOP; larger steps use the processor well one after another. The second is for uneven
@@ -123,3 +136,16 @@ def use_cache(choice: str) -> pathlib.Path | None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return folder
+
+
+def autotuning_note(device: Any) -> str:
+    """What a compilation finds of earlier autotuning on a GPU; "": nothing.
+
+    JAX has XLA keep the fastest kernel of each product beside the compiled programs.
+    """
+    folder = use_cache("off")  # as it is
+    if device.platform != "gpu" or not folder:
+        return ""
+    folder = folder / "xla_gpu_per_fusion_autotune_cache_dir"
+    count = sum(1 for _ in folder.glob("*"))
+    return f"note: kernels of {count:,} products from {folder}" if count else ""

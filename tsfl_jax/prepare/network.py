@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 from jaxtyping import Bool, Float, Num
 
 from tsfl_jax.config import OWN, Config
@@ -31,6 +32,7 @@ class Network(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
     params: Params  # shapes of its variables
     notes: tuple[str, ...]
+    algorithm: lax.DotAlgorithmPreset | None = None  # of its matrix products
 
     @property
     def size(self) -> int:
@@ -130,6 +132,25 @@ def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
         )
 
 
+def with_precision(
+    network: Network, dataset: Dataset, choice: str, device: Any
+) -> Network:
+    """The network in a precision as a device computes it, with a note that says how."""
+    algorithm, notes = backend.algorithm(choice, device), ()
+    if algorithm:
+        shape = tracing.SAMPLES, *dataset.x_train.shape[1:]
+        x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
+        way = f"on tensor cores, {algorithm}; precision=highest: on FP32 cores"
+        if not precision.takes_algorithm(network.model, network.params, x):
+            algorithm = None
+            way = "on FP32 cores: it has convolutions of lax or products of other types"
+        notes = (f"products of the network in float32 are {way}",)
+    model = precision.with_precision(network.model, choice, algorithm)
+    return network._replace(
+        model=model, algorithm=algorithm, notes=network.notes + notes
+    )
+
+
 def network_of(
     config: Config,
     dataset: Dataset,
@@ -150,13 +171,15 @@ def network_of(
     _, form = backend.implementation(backend_name, config.mapping, choice)
     x, y = dataset.x_train, targets.of(dataset)[0]
     key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"
-    key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}"
+    key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}{config.precision}"
     if key not in traced:
         if custom.model is None:
             parts = _named_network(config, form, dataset)
         else:
             parts = _custom_network(custom.model, form, dataset)
-        traced[key] = _with_measures(*parts, dataset, custom)
+        network = _with_measures(*parts, dataset, custom)
+        target = config.precision, jax.local_devices()[0]
+        traced[key] = with_precision(network, dataset, *target)
     network, notes = traced[key], ()
     if targets.regresses(dataset):
         notes = (
@@ -165,9 +188,8 @@ def network_of(
         )
     if backend_name == "cpu" and config.precision == "bfloat16":
         notes += ("bfloat16 takes 2 to 3 times as long as float32 on a CPU",)
-    model = precision.with_precision(network.model, config.precision)
-    metrics = (*model.metrics, *poison.success_of(dataset, config.attack))
-    model = model._replace(metrics=metrics)
+    model, attacks = network.model, poison.success_of(dataset, config.attack)
+    model = model._replace(metrics=(*model.metrics, *attacks))
     return network._replace(model=model, notes=network.notes + notes)
 
 

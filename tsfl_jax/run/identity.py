@@ -119,6 +119,8 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     options = {name: getattr(jax.config, name) for name in _JAX}
     changed = {n: str(v) for n, v in options.items() if v != _JAX[n]}
     version = {"identity version": _VERSION}
+    if prepared.network.algorithm:
+        changed["products of the network"] = prepared.network.algorithm.name
     return version | settings | prepared.fingerprints | described | changed
 
 

@@ -25,6 +25,7 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models import flop
+from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.custom_hooks import input_dtype
 from tsfl_jax.prepare.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.report import progress
@@ -96,6 +97,8 @@ class Program(NamedTuple):
         """Lower and compile for arrays of these shapes, with lines on a stream."""
         arguments = self.arguments(arrays, arrays.start, 0)
         progress.log(stream, f"compiling … ({self.title})")
+        if note := backend.autotuning_note(self.mesh.devices.flat[0]):
+            progress.log(stream, note)
         begun = time.perf_counter()
         with progress.ticking(stream, "compiling", f" ({self.title})"):
             lowered = self.lower(*arguments)

@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from tsfl_jax.models import convolution
@@ -27,6 +28,17 @@ def _quarters(x: Images) -> list[Halved]:
     return [x[:, :, i, :, j] for i in (0, 1) for j in (0, 1)]
 
 
+def _stored(x: Array) -> Array:
+    """The array itself, which programs for CPUs write to memory at this point.
+
+    XLA would fuse a pool with the layers around it into one loop that selects by
+    position and changes the layout, 10 ns per element. See `devices.compiler_options`.
+    """
+    return lax.platform_dependent(
+        x, cpu=lax.optimization_barrier, default=lambda x: x
+    )
+
+
 def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
     """The gradients of arrays: the first that equals the maximum takes all.
 
@@ -43,7 +55,7 @@ def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
 @jax.custom_vjp
 def _max_pool_even(x: Images) -> Halved:
     """2x2 maximum of images with even H and W."""
-    return functools.reduce(jnp.maximum, _quarters(x))
+    return _stored(functools.reduce(jnp.maximum, _quarters(x)))
 
 
 def _max_pool_forward(x: Images) -> tuple[Halved, tuple[Images, Halved]]:
@@ -55,9 +67,9 @@ def _max_pool_backward(saved: tuple[Images, Halved], grad: Halved) -> tuple[Imag
     # Four simple loops over quarters, then two copies: one loop over all entries with
     # a select by position is not vectorized and took six times as long.
     x, out = saved
-    parts = _to_first(_quarters(x), out, grad)
+    parts = _to_first(_quarters(x), out, _stored(grad))
     rows = [jnp.stack(parts[i : i + 2], axis=3) for i in (0, 2)]
-    return (jnp.stack(rows, axis=2).reshape(x.shape),)
+    return (_stored(jnp.stack(rows, axis=2).reshape(x.shape)),)
 
 
 _max_pool_even.defvjp(_max_pool_forward, _max_pool_backward)

@@ -34,9 +34,7 @@ def _stored(x: Array) -> Array:
     XLA would fuse a pool with the layers around it into one loop that selects by
     position and changes the layout, 10 ns per element. See `devices.compiler_options`.
     """
-    return lax.platform_dependent(
-        x, cpu=lax.optimization_barrier, default=lambda x: x
-    )
+    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
 
 
 def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
@@ -58,18 +56,23 @@ def _max_pool_even(x: Images) -> Halved:
     return _stored(functools.reduce(jnp.maximum, _quarters(x)))
 
 
-def _max_pool_forward(x: Images) -> tuple[Halved, tuple[Images, Halved]]:
-    out = _max_pool_even(x)
-    return out, (x, out)
+def _max_pool_forward(x: Images) -> tuple[Halved, Array]:
+    out, quarters = _max_pool_even(x), _quarters(x)
+    first = jnp.full(out.shape, 4, jnp.uint8)
+    for place in (3, 2, 1, 0):
+        first = jnp.where(quarters[place] == out, jnp.uint8(place), first)
+    return out, _stored(first)
 
 
-def _max_pool_backward(saved: tuple[Images, Halved], grad: Halved) -> tuple[Images]:
+def _max_pool_backward(first: Array, grad: Halved) -> tuple[Images]:
     # Four simple loops over quarters, then two copies: one loop over all entries with
     # a select by position is not vectorized and took six times as long.
-    x, out = saved
-    parts = _to_first(_quarters(x), out, _stored(grad))
+    grad = _stored(grad)
+    parts = [_stored(jnp.where(first == i, grad, 0)) for i in range(4)]
     rows = [jnp.stack(parts[i : i + 2], axis=3) for i in (0, 2)]
-    return (_stored(jnp.stack(rows, axis=2).reshape(x.shape)),)
+    back = jnp.stack(rows, axis=2)
+    c, h, _, w, _, b = back.shape
+    return (_stored(back.reshape(c, 2 * h, 2 * w, b)),)
 
 
 _max_pool_even.defvjp(_max_pool_forward, _max_pool_backward)

@@ -9,11 +9,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from tsfl_jax.models import convolution
-from tsfl_jax.models.convolution import Window
+from tsfl_jax.models.convolution import Window, stored
 from tsfl_jax.models.winograd import Images, Kernel, Outputs
 
 Halved = Float[Array, "C _ _ B"]  # images of half the height and width
@@ -26,15 +25,6 @@ def _quarters(x: Images) -> list[Halved]:
     c, h, w, b = x.shape
     x = x.reshape(c, h // 2, 2, w // 2, 2, b)
     return [x[:, :, i, :, j] for i in (0, 1) for j in (0, 1)]
-
-
-def _stored(x: Array) -> Array:
-    """The array itself, which programs for CPUs write to memory at this point.
-
-    XLA would fuse a pool with the layers around it into one loop that selects by
-    position and changes the layout, 10 ns per element. See `devices.compiler_options`.
-    """
-    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
 
 
 def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
@@ -53,7 +43,7 @@ def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
 @jax.custom_vjp
 def _max_pool_even(x: Images) -> Halved:
     """2x2 maximum of images with even H and W."""
-    return _stored(functools.reduce(jnp.maximum, _quarters(x)))
+    return stored(functools.reduce(jnp.maximum, _quarters(x)))
 
 
 def _max_pool_forward(x: Images) -> tuple[Halved, Array]:
@@ -61,18 +51,18 @@ def _max_pool_forward(x: Images) -> tuple[Halved, Array]:
     first = jnp.full(out.shape, 4, jnp.uint8)
     for place in (3, 2, 1, 0):
         first = jnp.where(quarters[place] == out, jnp.uint8(place), first)
-    return out, _stored(first)
+    return out, stored(first)
 
 
 def _max_pool_backward(first: Array, grad: Halved) -> tuple[Images]:
     # Four simple loops over quarters, then two copies: one loop over all entries with
     # a select by position is not vectorized and took six times as long.
-    grad = _stored(grad)
-    parts = [_stored(jnp.where(first == i, grad, 0)) for i in range(4)]
+    grad = stored(grad)
+    parts = [stored(jnp.where(first == i, grad, 0)) for i in range(4)]
     rows = [jnp.stack(parts[i : i + 2], axis=3) for i in (0, 2)]
     back = jnp.stack(rows, axis=2)
     c, h, _, w, _, b = back.shape
-    return (_stored(back.reshape(c, 2 * h, 2 * w, b)),)
+    return (stored(back.reshape(c, 2 * h, 2 * w, b)),)
 
 
 _max_pool_even.defvjp(_max_pool_forward, _max_pool_backward)

@@ -77,7 +77,8 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
 
     On CPUs, a pass is left out that splits every elementwise operation above some
     40,000 elements over a pool of threads. Clients already use all cores; see
-    ``python -m benchmarks.wide``.
+    ``python -m benchmarks.wide``. Another one is left out that removes optimization
+    barriers before operations are fused.
 
     On GPUs, loops join the command buffers (CUDA graphs), so that the host launches
     the training of a whole interval at once. The list names all that XLA puts there by
@@ -85,7 +86,8 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     would have to be set before JAX is used.
     """
     if mesh.devices.flat[0].platform == "cpu":
-        return {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
+        passes = "cpu-parallel-task-assigner,cse_barrier_expander"
+        return {"xla_disable_hlo_passes": passes}
     return {"xla_gpu_enable_command_buffer": _CAPTURED}
 
 

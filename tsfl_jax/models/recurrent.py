@@ -60,7 +60,8 @@ def evaluated(
     return values
 
 
-def _variables(atoms: Sequence[Any]) -> list[Any]:
+def variables(atoms: Sequence[Any]) -> list[Any]:
+    """Those of the inputs of an operation that are no literals."""
     return [v for v in atoms if not isinstance(v, core.Literal)]
 
 
@@ -85,7 +86,7 @@ def taken_apart(body: Any, first_carry: int, first_input: int) -> Loop:
     loop = Loop(body, constants, carry, inputs, [], [], [], [])
     fixed, inputs = {*constants}, {*inputs}
     for equation in body.eqns:
-        if not equation.effects and {*_variables(equation.invars)} <= fixed:
+        if not equation.effects and {*variables(equation.invars)} <= fixed:
             loop.outside.append(equation)
             fixed |= {*equation.outvars}
         elif _is_product(equation) and equation.invars[1] in fixed:
@@ -122,7 +123,7 @@ def scan(
         left, weight = stacked[equation.invars[0]], constants[equation.invars[1]]
         stacked[equation.outvars[0]] = _over_steps(equation, evaluate, left, weight)
     atoms = [v for e in loop.inside + loop.late for v in e.invars]
-    used = dict.fromkeys(_variables([*atoms, *loop.body.outvars]))
+    used = dict.fromkeys(variables([*atoms, *loop.body.outvars]))
     fixed = [v for v in used if v in constants]
     run = _run_of(loop, [fixed, loop.carry, [*stacked]], evaluate, options)
     weights = [constants[equation.invars[1]] for equation in loop.late]
@@ -149,8 +150,8 @@ def _run_of(
         def step(carry: list[Any], entries: tuple[Any, Any]) -> tuple[list[Any], Any]:
             inputs, zeros = entries
             values, lefts = {}, []
-            for variables, parts in zip(names, (fixed, carry, inputs), strict=True):
-                values |= zip(variables, parts, strict=True)
+            for kind, parts in zip(names, (fixed, carry, inputs), strict=True):
+                values |= zip(kind, parts, strict=True)
 
             def evaluate_late(equation: Any, factors: Sequence[Any]) -> list[Any]:
                 place = late.get(id(equation))

@@ -6,8 +6,7 @@ is differentiated. Whatever library wrote the network, nothing of it and of JAX 
 touched.
 
 The replaced operations are batch-last, ``[C, *S, B]``, with a transpose before and
-after; that the operations between them stay in that layout, too, was tried and saved
-nothing.
+after. On a CPU convolutions and what several operations read are `stored`.
 """
 
 import functools
@@ -23,7 +22,7 @@ from jax import lax
 
 from tsfl_jax import rng
 from tsfl_jax.models import convolution, pooling, recurrent
-from tsfl_jax.models.convolution import Window
+from tsfl_jax.models.convolution import Window, stored
 from tsfl_jax.models.flop import bodies
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Params
@@ -69,7 +68,7 @@ def _convolution(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]
     if p["batch_group_count"] > 1 or both or not (by_name and floats and same):
         return None
     (batch, channel, *spatial) = numbers.lhs_spec
-    x = values[0].transpose(channel, *spatial, batch)
+    x = stored(values[0].transpose(channel, *spatial, batch))
     (filters, channel, *spatial) = numbers.rhs_spec
     kernel = values[1].transpose(*spatial, channel, filters)
     around = tuple((int(lo), int(hi)) for lo, hi in p["padding"])
@@ -83,7 +82,7 @@ def _convolution(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]
         else:
             out = convolution.conv_general(x, kernel, window, form.name)
     (batch, channel, *spatial) = numbers.out_spec
-    return [out.transpose(np.argsort((channel, *spatial, batch)))]
+    return [stored(out).transpose(np.argsort((channel, *spatial, batch)))]
 
 
 def _pool(equation: Any, value: Any) -> list[Any] | None:
@@ -188,13 +187,25 @@ def _replaced(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]:
     return _bind(equation, values) if results is None else results
 
 
+def _is_large(variable: Any) -> bool:
+    """Whether it is an image or a sequence, of which no reader is to compute it."""
+    aval = variable.aval
+    return len(aval.shape) > 2 and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
 def _evaluate(
     jaxpr: Any, consts: Sequence[Any], form: _Form, *arguments: Any
 ) -> list[Any]:
     """The results of a jaxpr, operation by operation."""
     variables = [*jaxpr.constvars, *jaxpr.invars]
     values = dict(zip(variables, [*consts, *arguments], strict=True))
-    replaced = functools.partial(_replaced, form=form)
+    uses = Counter(v for e in jaxpr.eqns for v in recurrent.variables(e.invars))
+
+    def replaced(equation: Any, values: Sequence[Any]) -> list[Any]:
+        results = _replaced(equation, values, form)
+        pairs = zip(equation.outvars, results, strict=True)
+        return [stored(x) if uses[v] > 1 and _is_large(v) else x for v, x in pairs]
+
     return recurrent.read(
         recurrent.evaluated(jaxpr.eqns, values, replaced), jaxpr.outvars
     )

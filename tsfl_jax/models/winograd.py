@@ -103,13 +103,13 @@ def _transposed(matrix: Matrix) -> Matrix:
 
 def _any_nonzero(x: Images, taps: int, width: int) -> Bool[Array, "_ _ B"]:
     """Whether the patch of each output has a nonzero input."""
-    # The barrier keeps XLA from repeating the reduction for every shift below.
+    # Barriers keep XLA from repeating this for every shift, and for every channel.
     nonzero = lax.optimization_barrier(jnp.any(x != 0, axis=0))
     height, columns = nonzero.shape[0] - taps + 1, nonzero.shape[1] - width + 1
     rows = [nonzero[i : i + height] for i in range(taps)]
     rows = functools.reduce(jnp.logical_or, rows)
     shifts = [rows[:, j : j + columns] for j in range(width)]
-    return functools.reduce(jnp.logical_or, shifts)
+    return lax.optimization_barrier(functools.reduce(jnp.logical_or, shifts))
 
 
 def product_of(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tsfl_jax.models import convolution
-from tsfl_jax.models.convolution import Window, stored
+from tsfl_jax.models.convolution import Window
 from tsfl_jax.models.winograd import Images, Kernel, Outputs
 
 Halved = Float[Array, "C _ _ B"]  # images of half the height and width
@@ -46,26 +46,21 @@ def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
 @jax.custom_vjp
 def _max_pool_even(x: Images) -> Halved:
     """2x2 maximum of images with even H and W."""
-    return stored(functools.reduce(jnp.maximum, _quarters(x)))
+    return functools.reduce(jnp.maximum, _quarters(x))
 
 
-def _max_pool_forward(x: Images) -> tuple[Halved, Array]:
-    out, quarters = _max_pool_even(x), _quarters(x)
-    first = jnp.full(out.shape, 4, jnp.uint8)
-    for place in (3, 2, 1, 0):
-        first = jnp.where(quarters[place] == out, jnp.uint8(place), first)
-    return out, stored(first)
+def _max_pool_forward(x: Images) -> tuple[Halved, tuple[Images, Halved]]:
+    out = _max_pool_even(x)
+    return out, (x, out)
 
 
-def _max_pool_backward(first: Array, grad: Halved) -> tuple[Images]:
+def _max_pool_backward(saved: tuple[Images, Halved], grad: Halved) -> tuple[Images]:
     # Four simple loops over quarters, then two copies: one loop over all entries with
     # a select by position is not vectorized and took six times as long.
-    grad = stored(grad)
-    parts = [stored(jnp.where(first == i, grad, 0)) for i in range(4)]
+    x, out = saved
+    parts = _to_first(_quarters(x), out, grad)
     rows = [jnp.stack(parts[i : i + 2], axis=3) for i in (0, 2)]
-    back = jnp.stack(rows, axis=2)
-    c, h, _, w, _, b = back.shape
-    return (stored(back.reshape(c, 2 * h, 2 * w, b)),)
+    return (jnp.stack(rows, axis=2).reshape(x.shape),)
 
 
 _max_pool_even.defvjp(_max_pool_forward, _max_pool_backward)

@@ -6,7 +6,7 @@ is differentiated. Whatever library wrote the network, nothing of it and of JAX 
 touched.
 
 The replaced operations are batch-last, ``[C, *S, B]``, with a transpose before and
-after. On a CPU convolutions and what several operations read are `stored`.
+after. On a CPU both are `stored`, and so is what several operations read.
 """
 
 import functools
@@ -105,8 +105,9 @@ def _pool(equation: Any, value: Any) -> list[Any] | None:
     )
     is_max = equation.primitive.name == "reduce_window_max"
     pool = pooling.max_windows if is_max else pooling.sum_windows
-    last = value.swapaxes(0, -1)  # batch-last
-    return [pool(last, tuple(sizes[1:-1]), window).swapaxes(0, -1)]
+    last = stored(value.swapaxes(0, -1))  # batch-last
+    out = stored(pool(last, tuple(sizes[1:-1]), window))
+    return [out.swapaxes(0, -1)]
 
 
 def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:

@@ -275,3 +275,18 @@ def test_a_run_that_computed_products_otherwise_is_refused(monkeypatch, tmp_path
     message = "another experiment .products of the network: – → .BF16_BF16_F32_X6"
     with pytest.raises(tsfl_jax.UserError, match=message):
         tsfl_jax.simulate(config, workdir=tmp_path)
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_runs_side_by_side_multiply_on_fp32_cores(runs):
+    settings = {"num_intervals": 1, "algorithm": "fedavg", "mapping": "vmap"}
+    configs = [small(seed=seed, **settings) for seed in range(runs)]
+    several = [
+        p._replace(network=p.network._replace(algorithm=X6))
+        for p in prepare.prepare_all(configs)
+    ]
+    group = lanes.make_group(several, backend.start_jax(configs[0]))
+    arrays = lanes.make_arrays(group, several)
+    arguments = group.program.arguments(arrays, arrays.start, 0)
+    text = group.program.lower(*arguments).as_text()
+    assert ("algorithm = <" in text) == (runs == 1)

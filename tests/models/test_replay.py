@@ -11,7 +11,9 @@ from jax import lax
 
 from tests.models.numerics import close, outcomes
 from tsfl_jax import rng
+from tsfl_jax.engine import devices
 from tsfl_jax.models import networks, replay
+from tsfl_jax.models.convolution import stored
 from tsfl_jax.models.model import Model
 
 
@@ -166,3 +168,37 @@ def test_a_network_of_others_is_the_same(module):
             jax.jit(model.predict)(variables, x),
             rtol=1e-9,
         )
+
+
+def test_what_is_stored_is_in_memory_on_a_cpu_only():
+    x = jnp.ones((2, 3, 4, 5))
+
+    def loss(x):
+        return (stored(2 * x).transpose(3, 1, 2, 0) + 1).sum()
+
+    for function in (loss, jax.grad(loss)):
+        for_gpu = jax.jit(function).trace(x).lower(lowering_platforms=("cuda",))
+        assert "optimization_barrier" not in for_gpu.as_text()
+        options = devices.compiler_options(devices.make_mesh(1, 1))
+        program = jax.jit(function, compiler_options=options).lower(x).compile()
+        if jax.default_backend() == "cpu":  # XLA leaves it where it is
+            assert "opt-barrier" in program.as_text()
+
+
+def test_images_that_several_operations_read_are_stored():
+    class Residual(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Conv(4, (3, 3))(x)
+            y = nn.relu(x) + x  # x is read twice
+            return nn.Dense(2)(y.mean(axis=(1, 2)))
+
+    x = jnp.ones((2, 6, 6, 3))
+    model = networks.from_flax(Residual())
+    variables = model.init(jax.random.key(0), x)
+    replayed, notes = replay.replay(model, "fast", variables, x)
+    mask, key = jnp.ones(2, bool), rng.key(0)
+    once = jax.make_jaxpr(replayed.train)(variables, x, mask, key)
+    assert not notes
+    # Before and after the convolution, its bias, which relu and + read.
+    assert str(once).count("optimization_barrier") == 3

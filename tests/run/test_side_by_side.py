@@ -24,6 +24,8 @@ def test_the_work_decides():
     found = prepare.prepare(even())
     assert found.mapping == "vmap"
     assert any("side by side" in note for note in found.notes)
+    notes = prepare.prepare(even(devices=2)).notes  # what else could be faster
+    assert any("one after another" in n and "mapping=vmap" in n for n in notes)
     images = {"data__name": "synthetic", "data__train_size": 256}
     for other in (
         even((1, 2, 2, 1), hidden=64),  # frozen steps would cost more than the loop

@@ -32,7 +32,7 @@ class Network(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
     params: Params  # shapes of its variables
     notes: tuple[str, ...]
-    algorithm: lax.DotAlgorithmPreset | None = None  # of its matrix products
+    algorithm: lax.DotAlgorithmPreset | None = None  # for the products of one run
 
     @property
     def size(self) -> int:
@@ -135,17 +135,17 @@ def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
 def with_precision(
     network: Network, dataset: Dataset, choice: str, device: Any
 ) -> Network:
-    """The network in a precision as a device computes it, with a note that says how."""
+    """The network in a precision, its algorithm on a device, and a note on that."""
     algorithm, notes = backend.algorithm(choice, device), ()
     if algorithm:
         shape = tracing.SAMPLES, *dataset.x_train.shape[1:]
         x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
-        way = f"on tensor cores, {algorithm}; precision=highest: on FP32 cores"
+        way = f"on tensor cores, {algorithm}, but on FP32 cores for runs side by side"
         if not precision.takes_algorithm(network.model, network.params, x):
             algorithm = None
             way = "on FP32 cores: it has convolutions of lax or products of other types"
         notes = (f"products of the network in float32 are {way}",)
-    model = precision.with_precision(network.model, choice, algorithm)
+    model = precision.with_precision(network.model, choice)
     return network._replace(
         model=model, algorithm=algorithm, notes=network.notes + notes
     )

@@ -151,15 +151,20 @@ def _mapping_of(
     how many devices share the clients, which must not follow from the machine.
     """
     mapping, _ = backend.implementation(jax.default_backend(), config.mapping)
-    is_free = config.mapping == "auto" and config.devices == 1
     params = network.params["params"]
     if (
-        not is_free
+        config.mapping != "auto"
         or mapping != "sequential"
         or config.client_block
         or not backend.cheaper_side_by_side(params, steps, config.batch_size)
     ):
         return mapping, ()
+    if config.devices != 1:
+        return mapping, (
+            "clients of this small network are trained one after another on each "
+            "device; --config.devices=1 or --config.mapping=vmap trains them side by "
+            "side, which is often faster, with other last bits",
+        )
     note = (
         f"a small network and at most {steps.max():,} steps for a client: clients are "
         "trained side by side, equal to --config.mapping=sequential within rounding"

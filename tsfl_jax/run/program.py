@@ -24,7 +24,7 @@ from tsfl_jax.config import own_parts, seeds_of
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
-from tsfl_jax.models import flop
+from tsfl_jax.models import flop, precision
 from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.custom_hooks import input_dtype
 from tsfl_jax.prepare.prepare import Prepared, counts_of, evaluated
@@ -226,11 +226,16 @@ def make_program(members: list[Prepared], mesh: Mesh) -> Program:
     if optimizer is optimizers.sgd:
         optimizer = _sgd_with(optimizers.terms_of(any_member.hparams))
     custom = any_member.hooks, any_member.uplinks
-    model = any_member.network.model._replace(init=None)  # w^0 is an argument
-    parts = Parts(model, rules, optimizer, spec, *custom)
     is_cpu = jax.default_backend() == "cpu"
     by_choice = is_cpu and any(p.config.mapping == "auto" for p in members)
     side_by_side = spec.mapping == "vmap" and not by_choice
+    network = any_member.network
+    # With an axis of runs beside that of clients XLA has no kernel for the algorithm:
+    # six products and their sums one by one, four times the bytes.
+    algorithm = None if side_by_side and len(members) > 1 else network.algorithm
+    model = network.model._replace(init=None)  # w^0 is an argument
+    model = precision.with_precision(model, "float32", algorithm)
+    parts = Parts(model, rules, optimizer, spec, *custom)
     # A user's function is traced anew: what it reads from around may have changed.
     traced = any_member.custom._replace(partition=None)
     is_ours = all(part is None or part == {} for part in traced)

@@ -19,6 +19,7 @@ from tsfl_jax.models.precision import takes_algorithm, with_precision
 from tsfl_jax.prepare import backend, prepare
 from tsfl_jax.prepare import network as of_experiment
 from tsfl_jax.prepare.custom_hooks import Custom
+from tsfl_jax.run import lanes
 
 KEY = jax.random.key(0)
 

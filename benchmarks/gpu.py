@@ -16,26 +16,18 @@ import subprocess
 import sys
 import time
 
-VMAP = "--mappings vmap --forms"
+VMAP = "implementations --mappings vmap --models"
+BOTH = "--forms slices quarters"
 # (name of the file, seconds at most, module and arguments), the most wanted first.
 PARTS = (
     ("profile_mnist_cnn", 120, "profile mnist_cnn"),
-    (
-        "mnist_cnn",
-        180,
-        f"implementations --models mnist_cnn {VMAP} slices quarters "
-        "--precisions float32 highest",
-    ),
+    ("mnist_cnn", 180, f"{VMAP} mnist_cnn {BOTH} --precisions float32 highest"),
     ("sweep_mnist_cnn", 180, "lanes --lanes 1 10 40"),
     ("sweep_digits_mlp", 120, "lanes --model mlp --lanes 1 10 40"),
-    (
-        "fashion_cnn",
-        180,
-        f"implementations --models fashion_cnn {VMAP} slices quarters",
-    ),
-    ("vgg11", 240, f"implementations --models vgg11 {VMAP} quarters"),
+    ("fashion_cnn", 180, f"{VMAP} fashion_cnn {BOTH}"),
+    ("vgg11", 240, f"{VMAP} vgg11 --forms quarters"),
     ("custom_cnn", 120, "own --networks CNN"),
-    ("resnet18", 300, f"implementations --models resnet18 {VMAP} quarters"),
+    ("resnet18", 300, f"{VMAP} resnet18 --forms quarters"),
     ("lstm", 240, "own --networks LSTM"),
     ("transformer", 240, "own --networks transformer"),
     ("clients", 120, "clients --repeats 1 --clients 20 200 2000"),
@@ -44,7 +36,7 @@ PARTS = (
     ("profile_custom_cnn", 120, "profile CNN --clients 50 --size 50"),
     ("profile_vgg11", 180, "profile vgg11"),
     ("resnet20", 240, "own --networks 'ResNet-20, batch norm'"),
-    ("forms_mnist_cnn", 240, "implementations --models mnist_cnn --mappings vmap"),
+    ("forms_mnist_cnn", 240, f"{VMAP} mnist_cnn"),
     ("compile", 200, "compile --repeats 1"),
     ("shares", 120, "shares --repeats 5"),
     ("interval", 500, "interval --repeats 5"),

@@ -46,10 +46,15 @@ def stored(x: Array) -> Array:
     return lax.platform_dependent(x, cpu=barrier, default=lambda x: x)
 
 
-def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after, so that the output has ⌈size/stride⌉ entries."""
-    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-    return total // 2, total - total // 2
+def around(
+    x: Images, kernel: Kernel, stride: int, same: bool
+) -> tuple[tuple[int, int], ...]:
+    """Zeros before and after each axis, to ⌈H/stride⌉ and ⌈W/stride⌉, or none."""
+    if not same:
+        return (0, 0), (0, 0)
+    sizes = zip(x.shape[1:3], kernel.shape[:2], strict=True)
+    totals = [max((-(-n // stride) - 1) * stride + k - n, 0) for n, k in sizes]
+    return tuple((total // 2, total - total // 2) for total in totals)
 
 
 def padded(
@@ -146,9 +151,8 @@ def conv_slices(
 
     The padding is zeros to ⌈H/stride⌉ and ⌈W/stride⌉, or none ("valid").
     """
-    sizes = zip(x.shape[1:3], kernel.shape[:2], strict=True)
-    around = tuple(same_padding(n, k, stride) if same else (0, 0) for n, k in sizes)
-    return conv_windows(x, kernel, Window((stride, stride), around, (1, 1)))
+    padding = around(x, kernel, stride, same)
+    return conv_windows(x, kernel, Window((stride, stride), padding, (1, 1)))
 
 
 def conv_lax(x: Images, kernel: Kernel, stride: int = 1, same: bool = True) -> Outputs:
@@ -213,15 +217,15 @@ def conv_general(
     plain = window.groups == 1 and set(window.dilation) == {1} and len(strides) == 1
     if form != "fast" or not plain or len(sizes) > 2:
         return conv_windows(x, kernel, window)
-    around, one = window.padding, len(sizes) == 1
+    padding, one = window.padding, len(sizes) == 1
     if one:  # an image of one column
-        x, kernel, around = x[:, :, None], kernel[:, None], (*around, (0, 0))
+        x, kernel, padding = x[:, :, None], kernel[:, None], (*padding, (0, 0))
     same = strides == {1} and all(
         k % 2 and pads == (k // 2, k // 2)
-        for k, pads in zip(kernel.shape[:2], around, strict=True)
+        for k, pads in zip(kernel.shape[:2], padding, strict=True)
     )
     if not same:
-        x = padded(x, around)
+        x = padded(x, padding)
     out = conv_fast(x, kernel, window.strides[0], same)
     return out[:, :, 0] if one else out
 

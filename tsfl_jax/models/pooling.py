@@ -146,16 +146,14 @@ def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
 
 def conv_pool(x: Images, kernel: Kernel, same: bool, form: str) -> Outputs:
     """Compute `max_pool` of a convolution with stride 1 in a form of `CONVOLUTIONS`."""
-    sizes = tuple(zip(x.shape[1:3], kernel.shape[:2], strict=True))
     # By the roofline of an H100 (benchmarks.structure): products of more filters take
     # longer than the patches that they save.
     few = kernel.shape[-1] <= 4 * kernel.shape[0] * kernel.shape[1]
     one = not same and x.shape[0] == 1
     if (form == "quarters" and few) or (form == "fast" and one):
-        around = tuple(
-            convolution.same_padding(*s, 1) if same else (0, 0) for s in sizes
-        )
-        outputs = [n + sum(a) - k + 1 for (n, k), a in zip(sizes, around, strict=True)]
-        if not any(n % 2 for n in outputs):
-            return conv_pool_quarters(convolution.padded(x, around), kernel)
+        wide = convolution.padded(x, convolution.around(x, kernel, 1, same))
+        if (wide.shape[1] - kernel.shape[0]) % 2 and (
+            wide.shape[2] - kernel.shape[1]
+        ) % 2:
+            return conv_pool_quarters(wide, kernel)
     return max_pool(convolution.CONVOLUTIONS[form](x, kernel, 1, same))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from tsfl_jax import rng
+from tsfl_jax.models import replay
 from tsfl_jax.models.flop import bodies
 from tsfl_jax.models.networks import Model
 from tsfl_jax.types import Params, PRNGKey
@@ -65,8 +65,7 @@ def takes_algorithm(model: Model, variables: Params, x: jax.ShapeDtypeStruct) ->
     JAX ignores it in convolutions of `lax`, which a GPU would round to TF32, and casts
     products of other types. `variables` and `x` are shapes, as for `replay.replay`.
     """
-    mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
-    return _only_float32(jax.make_jaxpr(model.train)(variables, x, mask, key).jaxpr)
+    return _only_float32(replay.traced_training(model, variables, x))
 
 
 @functools.lru_cache(maxsize=8)  # runs of a sweep share the network

@@ -232,6 +232,12 @@ def _replayed(function: Callable, name: str, backward: bool = True) -> Callable:
     return replayed
 
 
+def traced_training(model: Model, variables: Params, x: jax.ShapeDtypeStruct) -> Any:
+    """The jaxpr of a network in training; arguments as of `replay`."""
+    mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
+    return jax.make_jaxpr(model.train)(variables, x, mask, key).jaxpr
+
+
 def replay(
     model: Model, form: str, variables: Params, x: jax.ShapeDtypeStruct
 ) -> tuple[Model, tuple[str, ...]]:
@@ -246,15 +252,13 @@ def replay(
     Returns:
       The network, the same but for rounding, and a note on what could not be replaced.
     """
-    mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
-    inputs = variables, x, mask, key
-    if form == "lax" or not _replaces(jax.make_jaxpr(model.train)(*inputs).jaxpr):
+    if form == "lax" or not _replaces(traced_training(model, variables, x)):
         return model, ()
     replayed = model._replace(
         train=_replayed(model.train, form),
         predict=_replayed(model.predict, form, backward=False),
     )
-    if not (counts := _slow(jax.make_jaxpr(replayed.train)(*inputs).jaxpr)):
+    if not (counts := _slow(traced_training(replayed, variables, x))):
         return replayed, ()
     kinds = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
     return replayed, (

@@ -219,7 +219,8 @@ def of_training(module, form):
 def test_every_product_of_training_takes_the_algorithm(module):
     model, variables, x = of_training(module, "slices")
     assert takes_algorithm(model, variables, x)
-    fast, y = with_precision(model, "float32", X6), jax.ShapeDtypeStruct((8,), int)
+    fast = with_precision(model, "float32", X6)
+    y = jax.ShapeDtypeStruct((8,), jnp.int32)
     found = products(lambda *a: loss_and_gradient(fast, *a), variables, x, y)
     assert set(found) == {("f32", "X6")} and found.total() >= 5
     assert set(products(fast.predict, variables, x)) == {("f32", "X6")}

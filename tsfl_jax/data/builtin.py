@@ -7,7 +7,7 @@ from jaxtyping import Float32, Int, UInt8
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.components import Part
-from tsfl_jax.data import client_files, idx, in_memory, tfds
+from tsfl_jax.data import client_files, idx, in_memory, shakespeare, tfds
 from tsfl_jax.data.inputs import require
 from tsfl_jax.data.natural import ColumnsConfig
 from tsfl_jax.data.quadratic import QuadraticConfig
@@ -132,6 +132,7 @@ DATASETS = {
     "leaf": Part(client_files.read_leaf, COMMON, (TextConfig,)),
     "tff": Part(client_files.read_tff, _FILE, _NATURAL),
     "fedjax": Part(client_files.read_fedjax, _FILE, _NATURAL),
+    "shakespeare": Part(shakespeare.read, COMMON, (TextConfig,)),
     "hugging_face": Part(client_files.read_hugging_face, COMMON, _NATURAL),
     "idx": Part(idx.read, _FILE),
     "npz": Part(in_memory.read_npz, _FILE),

@@ -86,11 +86,11 @@ def read(
         for path in paths:
             with inputs.reading(path, expected):
                 by_client += clients(settings, path)
-        parts.append(_samples(by_client, folder))
+        parts.append(samples_of(by_client, folder))
     return from_samples(settings, folder, *parts)
 
 
-def _samples(clients: list[Client], folder: pathlib.Path) -> ClientSamples:
+def samples_of(clients: list[Client], folder: pathlib.Path) -> ClientSamples:
     """The samples of all clients, which have labels or have none."""
     has_labels = bool(clients) and clients[0][2] is not None
     for name, x, y in clients:
@@ -154,6 +154,7 @@ def from_samples(
     folder: pathlib.Path,
     train: ClientSamples,
     test: ClientSamples | None,
+    vocabulary: dict[str, int] | None = None,
 ) -> Dataset:
     """The data set of the samples of all clients.
 
@@ -166,6 +167,7 @@ def from_samples(
       folder: for names and messages.
       train, test: likewise; None: a tenth of each client's samples, always the same
         ones, is the test set.
+      vocabulary: the tokens; None: those of the training texts.
 
     Returns:
       A `Dataset` with `client` and `test_client`; clients are numbered in sorted order,
@@ -184,7 +186,10 @@ def from_samples(
     )
     num_classes = 0
     if _is_text(train.x):
-        train, test, num_classes = _tokenized(train, test, settings, folder)
+        is_image = all(text.endswith((".jpg", ".jpeg", ".png")) for text in train.x)
+        message = f"{folder}: {train.x[0]!r} is a file's name; expected images or text"
+        require(not is_image, message)
+        train, test, num_classes = _tokenized(train, test, settings, vocabulary)
     require(train.y is not None, f"{folder}: expected labels, or text without them")
     # A class may be in the test part only.
     labels = np.concatenate([np.ravel(np.asarray(part.y)) for part in (train, test)])
@@ -206,14 +211,15 @@ def from_samples(
 
 
 def _tokenized(
-    train: ClientSamples, test: ClientSamples, settings: Any, folder: pathlib.Path
+    train: ClientSamples,
+    test: ClientSamples,
+    settings: Any,
+    vocabulary: dict[str, int] | None,
 ) -> tuple[ClientSamples, ClientSamples, int]:
     """Texts as tokens, and their number where they are predicted, else 0."""
-    is_image = all(text.endswith((".jpg", ".jpeg", ".png")) for text in train.x)
-    message = f"{folder}: {train.x[0]!r} is a file's name; expected images or text"
-    require(not is_image, message)
-    texts = np.append(train.x, train.y) if _is_text(train.y) else train.x
-    vocabulary = tokens.vocabulary(texts, settings.tokens, settings.vocabulary)
+    if vocabulary is None:
+        texts = np.append(train.x, train.y) if _is_text(train.y) else train.x
+        vocabulary = tokens.vocabulary(texts, settings.tokens, settings.vocabulary)
     predicted = train.y is None or _is_text(train.y)
     train, test = (_token_rows(part, vocabulary, settings) for part in (train, test))
     return train, test, predicted * (tokens.RESERVED + len(vocabulary))

@@ -46,7 +46,7 @@ class ModelConfig:
     )
     hidden: int = setting(
         50,
-        "width of the hidden layer, mlp, mnist_cnn, mnist_dropout_cnn, lstm; 0: none",
+        "width of the hidden layer; lstm: cells; transformer: width, even; mlp: 0: none",
         low=0,
         static=True,
     )

@@ -1,8 +1,8 @@
-"""An LSTM on tokens, that predicts a class, or each token from those before it.
+"""Networks on tokens, that predict a class, or each token from those before it.
 
-An embedding of width 8 and two layers of `hidden` cells, 256 for Shakespeare in McMahan
-et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-(2017). Token 0 is padding, see `data.tokens`.
+The LSTM has an embedding of width 8 and two layers of `hidden` cells, 256 for
+Shakespeare in McMahan et al., "Communication-Efficient Learning of Deep Networks from
+Decentralized Data" (2017). Token 0 is padding, see `data.tokens`.
 """
 
 from typing import Any
@@ -30,6 +30,29 @@ class LSTM(nn.Module):
         for _ in range(2):
             y = nn.RNN(nn.LSTMCell(self.hidden))(y)
         return nn.Dense(self.num_classes)(y if self.after_each else y[:, -1])
+
+
+class Transformer(nn.Module):
+    """The next token after each of ``[B, S]`` tokens: logits ``[B, S, O]``.
+
+    Two blocks of causal attention with two heads, and of a hidden layer four times as
+    wide; each is a residual after layer normalization (pre-norm, as in GPT-2, Radford
+    et al. 2019). Positions are learned.
+    """
+
+    num_classes: int  # also of the tokens
+    hidden: int  # width, even
+
+    @nn.compact
+    def __call__(self, x: Int[Array, "B S"]) -> Float[Array, "B S O"]:
+        """Return the logits."""
+        D, mask = self.hidden, nn.make_causal_mask(x)
+        y = nn.Embed(self.num_classes, D)(x)
+        y += self.param("positions", nn.initializers.normal(0.02), (x.shape[1], D))
+        for _ in range(2):
+            y += nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(y), mask=mask)
+            y += nn.Dense(D)(nn.gelu(nn.Dense(4 * D)(nn.LayerNorm()(y))))
+        return nn.Dense(self.num_classes)(nn.LayerNorm()(y))
 
 
 class NextToken(nn.Module):
@@ -71,5 +94,8 @@ MODELS = {
     "lstm": Part(lambda k, s, form: LSTM(k, s.hidden), ("model.hidden",)),
     "next_token_lstm": Part(
         lambda k, s, form: NextToken(LSTM(k, s.hidden, True)), ("model.hidden",)
+    ),
+    "next_token_transformer": Part(
+        lambda k, s, form: NextToken(Transformer(k, s.hidden)), ("model.hidden",)
     ),
 }

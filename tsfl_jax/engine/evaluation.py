@@ -121,43 +121,49 @@ def evaluate(
         pairs = jax.tree.map(
             lambda a: jnp.where(item.mask, a, 0).sum(dtype=jnp.float32), pairs
         )
-        right = jnp.zeros_like(item.mask)
-        if model.classifies:
+        right, number = jnp.zeros_like(item.mask), item.mask
+        if model.accuracy is not None:
+            counts = model.accuracy(outputs, item.y)
+            right, number = (jnp.where(item.mask, a, 0).astype(int) for a in counts)
+        elif model.classifies:
             right = losses.correct(outputs, item.y) & item.mask
         by_group = ()
         if group_size is not None:
             # Not a scatter, whose sums have another order in every run on a GPU.
             group = cast(Array, item.group)[:, None]
             in_group = group == jnp.arange(len(group_size))[None]
+            summed = (right, loss, number)[: 2 if model.accuracy is None else 3]
             by_group = tuple(
                 jnp.where(in_group, values[:, None], 0).sum(axis=0, dtype=jnp.float32)
-                for values in (right, loss)
+                for values in summed
             )
-        return right.sum(), loss.sum(), pairs, by_group
+        return (right.sum(), number.sum()), loss.sum(), pairs, by_group
 
-    right, loss, pairs, by_group = lax.map(batch, test)
-    right, count = devices.total((right.sum(), test.mask.sum()), axis)
+    counts, loss, pairs, by_group = lax.map(batch, test)
+    counts = (*(a.sum() for a in counts), test.mask.sum())
+    right, number, count = devices.total(counts, axis)
     loss, *sums = exact_sums.scalars(axis, loss, *jax.tree.leaves(pairs))
     means = [a / weight for a, weight in zip(sums[::2], sums[1::2], strict=True)]
     scores = Scores(
-        _accuracy(model, right / count),
+        _accuracy(model, right / number),
         _loss(loss / count),
         jnp.stack(means) if means else None,
     )
     if group_size is None:
         return scores
-    right, loss = (exact_sums.scalar(sums, axis) / group_size for sums in by_group)
-    return scores._replace(
-        group_accuracy=jnp.where(group_size > 0, _accuracy(model, right), jnp.nan),
-        group_loss=jnp.where(group_size > 0, _loss(loss), jnp.nan),
-    )
+    right, loss, *numbers = (exact_sums.scalar(sums, axis) for sums in by_group)
+    (number,) = numbers or [group_size]  # a sample counts once
+    shares = _accuracy(model, right / number), _loss(loss / group_size)
+    accuracy, loss = (jnp.where(group_size > 0, a, jnp.nan) for a in shares)
+    return scores._replace(group_accuracy=accuracy, group_loss=loss)
 
 
 def _accuracy(
     model: Model, share: Float[types.Array, "*G"]
 ) -> Float[types.Array, "*G"]:
-    """NaN where the model does not classify."""
-    return share if model.classifies else jnp.full_like(share, jnp.nan)
+    """NaN where the model has none."""
+    has_accuracy = model.classifies or model.accuracy is not None
+    return share if has_accuracy else jnp.full_like(share, jnp.nan)
 
 
 def _loss(mean: Float[types.Array, "*G"]) -> Float[types.Array, "*G"]:

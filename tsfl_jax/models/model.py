@@ -26,6 +26,9 @@ class Model(NamedTuple):
     # True: the largest output is the class. False: a regression, accuracy is NaN.
     # None: see `decide_task`.
     classifies: bool | None = True
+    # (outputs [B, O], labels [B]) -> what is right and of how much, whole numbers [B]:
+    # accuracy is Σ right / Σ of all. None: the share of samples that it classifies.
+    accuracy: Metric | None = None
     # (name, (outputs [B, O], labels [B]) -> [B], or values and weights, [B] each): the
     # mean over the test set, or Σ values / Σ weights, is reported.
     metrics: tuple[tuple[str, Metric], ...] = ()

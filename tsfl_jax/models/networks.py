@@ -46,7 +46,7 @@ class ModelConfig:
     )
     hidden: int = setting(
         50,
-        "width of the hidden layer; lstm: cells; transformer: width, even; mlp: 0: none",
+        "width of hidden layers, mlp, mnist_…, lstm; of a transformer, even; 0: none",
         low=0,
         static=True,
     )
@@ -120,7 +120,8 @@ def from_flax(module: nn.Module | Any) -> Model:
     collections besides ``params`` (such as batch statistics) are carried and aggregated
     like weights. Training provides a key for random streams of any name.
     A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
-    cross-entropy. With ``classifies = False`` the module is a regression, without
+    cross-entropy; beside it ``accuracy(outputs, labels)`` counts what is right and of
+    how much, ``[B]`` each. With ``classifies = False`` the module is a regression, without
     accuracy and with outputs of any width; without that attribute, `decide_task`
     decides by the width of the outputs. An nnx module, or a function of `nnx.Rngs`
     that makes one, goes to `nnx_modules.from_nnx`.
@@ -166,7 +167,8 @@ def from_flax(module: nn.Module | Any) -> Model:
     if not callable(getattr(type(module), "loss", None)):
         # One that says that it is a regression has its loss from `simulate`.
         return Model(init, train, predict, classifies=classifies is not False)
-    return Model(init, train, predict, module.loss, classifies)
+    accuracy = getattr(module, "accuracy", None)
+    return Model(init, train, predict, module.loss, classifies, accuracy)
 
 
 class Conv(nn.Module):

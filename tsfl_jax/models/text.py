@@ -48,7 +48,8 @@ class Transformer(nn.Module):
         """Return the logits."""
         D, mask = self.hidden, nn.make_causal_mask(x)
         y = nn.Embed(self.num_classes, D)(x)
-        y += self.param("positions", nn.initializers.normal(0.02), (x.shape[1], D))
+        shape = (x.shape[1], D)
+        y += self.param("positions", nn.initializers.normal(0.02), shape)[None]
         for _ in range(2):
             y += nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(y), mask=mask)
             y += nn.Dense(D)(nn.gelu(nn.Dense(4 * D)(nn.LayerNorm()(y))))
@@ -60,6 +61,7 @@ class NextToken(nn.Module):
 
     Its outputs ``[B, 3]`` are the mean cross-entropy of a sample in nats, which is the
     loss, how many tokens are right, and how many there are; padding counts in none.
+    Accuracy is Σ right tokens / Σ tokens of the test set.
     """
 
     network: nn.Module  # tokens [B, S] → logits [B, S, O]
@@ -84,9 +86,12 @@ class NextToken(nn.Module):
         del labels
         return outputs[:, 0]
 
-
-# Of the outputs of `NextToken`, Σ right tokens / Σ tokens of the test set.
-METRICS = {"next_token_accuracy": lambda outputs, y: (outputs[:, 1], outputs[:, 2])}
+    def accuracy(
+        self, outputs: Float[Array, "B 3"], labels: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
+        """Right tokens and tokens of each sample; labels are ignored."""
+        del labels
+        return outputs[:, 1], outputs[:, 2]
 
 
 # By `ModelConfig.name`, as in `networks.MODELS`; they alone take tokens.

@@ -50,8 +50,6 @@ def curvature_of(
 def _trace(module: Any, name: str, shape: tuple[int, ...], dtype: Any) -> tuple:
     """A network as a `Model`, and what `tracing.trace` says of it."""
     model = module if isinstance(module, networks.Model) else networks.from_flax(module)
-    if isinstance(module, text.NextToken):  # its accuracy is no other's
-        model = model._replace(metrics=tuple(text.METRICS.items()))
     named = model._replace(name=model.name or name)
     return model, *tracing.trace(named, shape, dtype)
 
@@ -101,16 +99,14 @@ def _with_measures(
     network: Network, outputs: jax.ShapeDtypeStruct, dataset: Dataset, custom: Custom
 ) -> Network:
     """The network with the loss and the metrics that fit the data and the user's."""
-    model, metrics = network.model, custom.metrics
-    if model.metrics and not isinstance(custom.model, networks.Model):
-        metrics = dict(model.metrics) | dict(metrics or {})
+    model = network.model
     if targets.regresses(dataset):
         loss = model.loss
         loss = losses.squared_error if loss is losses.cross_entropy else loss
         model = model._replace(loss=loss, classifies=False)
     y = targets.of(dataset)[0]
     labels = jax.ShapeDtypeStruct((tracing.SAMPLES, *y.shape[1:]), y.dtype)
-    model = with_measures(model, custom.loss, metrics, outputs, labels)
+    model = with_measures(model, custom.loss, custom.metrics, outputs, labels)
     model, notes = networks.decide_task(model, outputs, dataset.num_classes)
     return network._replace(model=model, notes=network.notes + notes)
 

@@ -5,10 +5,11 @@ their samples in batches of B (∞: all 600). IID, or samples of two digits per 
 Rounds until the highest test accuracy so far reaches the target, interpolated between
 rounds as there. The first seed chooses the learning rate η of ``--lrs`` with the fewest
 rounds, the others run with it alone. There is a table for each network and split,
-written after each row; the same command goes on where it was stopped.
+written after each row; the same command goes on where it was stopped. The LSTM predicts
+the next character of Shakespeare, on 1,134 clients, IID or one role each.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data" (AISTATS 2017), Table 2 (CNN, 99 %) and Table 4 (2NN, 97 %).
+Data" (AISTATS 2017), Table 2 (CNN, 99 %; LSTM, 54 %) and Table 4 (2NN, 97 %).
 """
 
 import argparse
@@ -31,17 +32,25 @@ from tsfl_jax.report.statistics import spread
 from tsfl_jax.run import grid
 from tsfl_jax.types import UserError
 
-_SAMPLES = 600  # of a client
-_FIXED = {
+_FIXED = {"algorithm": "fedavg", "momentum": 0.0, "schedule.kind": "explicit"}
+_MNIST = {
+    "data.name": "mnist",
     "num_clients": 100,
     "cohort.size": 10,
-    "algorithm": "fedavg",
-    "momentum": 0.0,
-    "schedule.kind": "explicit",
-    "schedule.data_size": _SAMPLES,
+    "schedule.data_size": 600,
     "partition.classes_per_client": 2,
 }
-_SPLITS = {"iid": "iid", "non_iid": "shards"}  # → partition.kind
+# Roles with two speeches or more in the plays of the package shakespeare.
+_SHAKESPEARE = {
+    "data.name": "shakespeare",
+    "data.length": 80,
+    "num_clients": 1134,
+    "cohort.size": 113,
+    "schedule.data_size": 37,  # windows of a client, the mean
+    "model.name": "next_token_lstm",
+    "model.hidden": 256,
+}
+_SPLITS = ("iid", "non_iid")
 
 
 class TwoNN(nn.Module):
@@ -71,27 +80,29 @@ class Cell(NamedTuple):
     """A row of the paper's tables; the first one is FedSGD."""
 
     passes: int  # E
-    batch: int  # B
+    batch: int  # B; 0: all samples of a client
     iid: int  # rounds to the target
     non_iid: int
 
     @property
-    def steps(self) -> int:
-        """u, steps of a client per round."""
-        return self.passes * math.ceil(_SAMPLES / self.batch)
-
-    @property
     def label(self) -> str:
         """E and B as ``--cells`` has them."""
-        return f"{self.passes},{'all' if self.batch == _SAMPLES else self.batch}"
+        return f"{self.passes},{self.batch or 'all'}"
 
 
 class Network(NamedTuple):
     """A network, its target accuracy in [0, 1] and its table in the paper."""
 
-    module: nn.Module
+    module: nn.Module | None  # None: of its settings
     target: float
     cells: tuple[Cell, ...]
+    settings: dict[str, Any] = _MNIST
+    non_iid: str = "shards"  # partition.kind
+
+    def steps(self, cell: Cell) -> int:
+        """u, steps of a client with the mean number of samples per round."""
+        samples = self.settings["schedule.data_size"]
+        return cell.passes * math.ceil(samples / (cell.batch or samples))
 
 
 NETWORKS = {
@@ -99,10 +110,10 @@ NETWORKS = {
         TwoNN(),
         0.97,
         (
-            Cell(1, _SAMPLES, 1468, 1817),
-            Cell(10, _SAMPLES, 156, 1100),
+            Cell(1, 0, 1468, 1817),
+            Cell(10, 0, 156, 1100),
             Cell(1, 50, 144, 1183),
-            Cell(20, _SAMPLES, 92, 957),
+            Cell(20, 0, 92, 957),
             Cell(1, 10, 92, 831),
             Cell(10, 50, 45, 881),
             Cell(20, 50, 39, 835),
@@ -114,16 +125,28 @@ NETWORKS = {
         CNN(),
         0.99,
         (
-            Cell(1, _SAMPLES, 626, 483),
-            Cell(5, _SAMPLES, 179, 1000),
+            Cell(1, 0, 626, 483),
+            Cell(5, 0, 179, 1000),
             Cell(1, 50, 65, 600),
-            Cell(20, _SAMPLES, 234, 672),
+            Cell(20, 0, 234, 672),
             Cell(1, 10, 34, 350),
             Cell(5, 50, 29, 334),
             Cell(20, 50, 32, 426),
             Cell(5, 10, 20, 229),
             Cell(20, 10, 18, 173),
         ),
+    ),
+    "lstm": Network(
+        None,
+        0.54,
+        (
+            Cell(1, 50, 1635, 549),
+            Cell(1, 10, 460, 164),
+            Cell(5, 50, 401, 152),
+            Cell(5, 10, 192, 41),
+        ),
+        _SHAKESPEARE,
+        "client",
     ),
 }
 
@@ -155,18 +178,17 @@ def rounds_of(accuracy: xarray.DataArray, target: float) -> xarray.DataArray:
     )
 
 
-def config_of(cell: Cell, split: str, given: argparse.Namespace) -> Config:
+def config_of(name: str, cell: Cell, split: str, given: argparse.Namespace) -> Config:
     """The settings of all runs of a cell."""
-    rounds = math.ceil(given.longer * getattr(cell, split))
-    changes = {
-        "num_intervals": rounds,
-        "batch_size": cell.batch,
+    network = NETWORKS[name]
+    changes = network.settings | {
+        "num_intervals": math.ceil(given.longer * getattr(cell, split)),
+        "batch_size": cell.batch or network.settings["schedule.data_size"],
         "schedule.tau": (cell.passes,),
-        "partition.kind": _SPLITS[split],
-        "data.name": "idx" if given.idx else "mnist",
+        "partition.kind": network.non_iid if split == "non_iid" else split,
     }
-    if given.idx:
-        changes["data.dir"] = given.idx
+    if given.idx and network.module is not None:
+        changes |= {"data.name": "idx", "data.dir": given.idx}
     return grid.changed(Config(), _FIXED | changes | given.data_dir | given.set)
 
 
@@ -184,25 +206,26 @@ def chosen(accuracy: xarray.DataArray, target: float) -> float:
 
 def row_of(name: str, cell: Cell, split: str, given: argparse.Namespace) -> Row:
     """Run or resume a row with all η and seeds."""
-    config, network = config_of(cell, split, given), NETWORKS[name]
+    config, network = config_of(name, cell, split, given), NETWORKS[name]
     label = f"{name}_{split}_E{cell.passes}_B{cell.label.split(',')[1]}"
     options: dict[str, Any] = {"dims": ("lr",), "model": network.module}
     options["workdir"] = given.out / "cells" / label
+    target = given.target or network.target
     points = {lr: {"lr": lr} for lr in given.lrs}
     first = study.run(config, points, 1, **options)
-    lr = chosen(first.accuracy(), network.target)
+    lr = chosen(first.accuracy(), target)
     runs = study.run(config, {lr: points[lr]}, given.seeds, **options)
     minutes = first.minutes()
     if given.seeds > 1:
         minutes += sum(row["train_seconds"] for row in runs.result.rows[1:]) / 60
-    found = rounds_of(runs.accuracy(), network.target).values.ravel()
+    found = rounds_of(runs.accuracy(), target).values.ravel()
     reached, paper = found[np.isfinite(found)], getattr(cell, split)
     shown = spread(reached, ".1f") if reached.size else "–"
     print(f"{label}: η = {lr:g}, {shown} rounds, paper {paper}, {minutes:.1f} min")
     return {
         "E": str(cell.passes),
         "B": cell.label.split(",")[1],
-        "u": str(cell.steps),
+        "u": str(network.steps(cell)),
         "rounds": shown,
         "the paper's": str(paper),
         "ratio": f"{reached.mean() / paper:.2f}" if reached.size else "–",
@@ -217,12 +240,14 @@ def row_of(name: str, cell: Cell, split: str, given: argparse.Namespace) -> Row:
 
 def tables(name: str, split: str, given: argparse.Namespace) -> list[pathlib.Path]:
     """Run or resume rows of a network and split; their table, written after each."""
-    network = NETWORKS[name]
+    network, settings = NETWORKS[name], NETWORKS[name].settings | given.set
+    changed = arguments.settings_text(given.set)
     head = (
         f"{name}, {split.replace('_', '-')}: rounds until FedAvg reaches "
-        f"{100 * network.target:g} % on MNIST, ten of 100 clients a round, "
-        f"{arguments.seeds_text(given.seeds)}; the first seed chose η of "
-        f"{', '.join(f'{lr:g}' for lr in given.lrs)}."
+        f"{100 * (given.target or network.target):g} % on {settings['data.name']}, "
+        f"{settings['cohort.size']} of {settings['num_clients']} clients a round, "
+        f"{arguments.joined(*changed, arguments.seeds_text(given.seeds))}; the first "
+        f"seed chose η of {', '.join(f'{lr:g}' for lr in given.lrs)}."
     )
     rows: list[Row] = []
     made: list[pathlib.Path] = []
@@ -242,8 +267,8 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser = arguments.make_parser("mcmahan", __doc__, seeds=3)
     arguments.add_settings(parser)
     many: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
-    parser.add_argument("--networks", default=[*NETWORKS], choices=NETWORKS, **many)
-    parser.add_argument("--splits", default=[*_SPLITS], choices=_SPLITS, **many)
+    parser.add_argument("--networks", default=["2nn", "cnn"], choices=NETWORKS, **many)
+    parser.add_argument("--splits", default=_SPLITS, choices=_SPLITS, **many)
     about = "rows, as 1,10 (E = 1, B = 10) or 1,all (default: all)"
     parser.add_argument("--cells", nargs="+", metavar="E,B", help=about)
     about = "learning rates to choose from (default: %(default)s)"
@@ -251,6 +276,8 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser.add_argument("--lrs", metavar="η", help=about, **rates)
     about = "rounds run, in those of the paper (default: %(default)s)"
     parser.add_argument("--longer", type=arguments.POSITIVE, default=1.5, help=about)
+    about = "accuracy to reach (default: the paper's: 0.99, 0.97, LSTM 0.54)"
+    parser.add_argument("--target", type=arguments.SHARE, help=about)
     about = "read MNIST from a folder of IDX files"
     parser.add_argument("--idx", type=arguments.folder, metavar="FOLDER", help=about)
     given = arguments.parse(parser, texts)

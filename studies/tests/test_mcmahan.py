@@ -10,6 +10,8 @@ import xarray
 
 from studies import mcmahan
 from tsfl_jax.config import get
+from tsfl_jax.models import networks
+from tsfl_jax.models.networks import ModelConfig
 
 
 def test_rounds_to_a_target_by_hand():
@@ -45,15 +47,28 @@ def test_the_networks_have_the_papers_parameters(network, count):
 
 def test_a_row_has_the_papers_steps():
     """u = E n/(B K) steps of each of ten clients in a round."""
-    steps = [cell.steps for cell in mcmahan.NETWORKS["cnn"].cells]
+    cnn = mcmahan.NETWORKS["cnn"]
+    steps = [*map(cnn.steps, cnn.cells)]
     assert steps == [1, 5, 12, 20, 60, 60, 240, 300, 1200]  # Table 2
     given = mcmahan.parse([])
     cell = mcmahan.NETWORKS["2nn"].cells[5]
-    config = mcmahan.config_of(cell, "non_iid", given)
-    assert cell.label == "10,50" and cell.steps == 120
+    config = mcmahan.config_of("2nn", cell, "non_iid", given)
+    assert cell.label == "10,50" and cnn.steps(cell) == 120
     assert get(config, "num_intervals") == math.ceil(1.5 * 881)
     assert get(config, "schedule.tau") == (10,)
     assert get(config, "partition.kind") == "shards"
+    config = mcmahan.config_of("lstm", cell, "non_iid", given)
+    assert get(config, "partition.kind") == "client"
+    assert get(config, "model.hidden") == 256
+
+
+def test_the_lstm_has_the_papers_size():
+    """866,578 parameters there, on its own alphabet; of ours 84 tokens."""
+    module = networks.MODELS["next_token_lstm"].make(84, ModelConfig(hidden=256), "")
+    shapes = jax.eval_shape(module.init, jax.random.key(0), np.zeros((1, 81), np.int32))
+    size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    lstm = sum(4 * 256 * (n + 256 + 1) for n in (8, 256))
+    assert size == 84 * 8 + lstm + 257 * 84 == 818_932
 
 
 @pytest.mark.slow

@@ -121,12 +121,7 @@ def evaluate(
         pairs = jax.tree.map(
             lambda a: jnp.where(item.mask, a, 0).sum(dtype=jnp.float32), pairs
         )
-        right, number = jnp.zeros_like(item.mask), item.mask
-        if model.accuracy is not None:
-            counts = model.accuracy(outputs, item.y)
-            right, number = (jnp.where(item.mask, a, 0).astype(int) for a in counts)
-        elif model.classifies:
-            right = losses.correct(outputs, item.y) & item.mask
+        right, number = _counts(model, outputs, item)
         by_group = ()
         if group_size is not None:
             # Not a scatter, whose sums have another order in every run on a GPU.
@@ -140,8 +135,9 @@ def evaluate(
         return (right.sum(), number.sum()), loss.sum(), pairs, by_group
 
     counts, loss, pairs, by_group = lax.map(batch, test)
-    counts = (*(a.sum() for a in counts), test.mask.sum())
-    right, number, count = devices.total(counts, axis)
+    right, number, count = devices.total(
+        (*(a.sum() for a in counts), test.mask.sum()), axis
+    )
     loss, *sums = exact_sums.scalars(axis, loss, *jax.tree.leaves(pairs))
     means = [a / weight for a, weight in zip(sums[::2], sums[1::2], strict=True)]
     scores = Scores(
@@ -156,6 +152,17 @@ def evaluate(
     shares = _accuracy(model, right / number), _loss(loss / group_size)
     accuracy, loss = (jnp.where(group_size > 0, a, jnp.nan) for a in shares)
     return scores._replace(group_accuracy=accuracy, group_loss=loss)
+
+
+def _counts(model: Model, outputs: Array, item: TestSet) -> tuple[Array, Array]:
+    """What is right in each sample of a batch, and of how much."""
+    if model.accuracy is not None:
+        counts = model.accuracy(outputs, item.y)
+        right, number = (jnp.where(item.mask, a, 0).astype(int) for a in counts)
+        return right, number
+    if model.classifies:
+        return losses.correct(outputs, item.y) & item.mask, item.mask
+    return jnp.zeros_like(item.mask), item.mask
 
 
 def _accuracy(

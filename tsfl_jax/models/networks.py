@@ -121,10 +121,10 @@ def from_flax(module: nn.Module | Any) -> Model:
     like weights. Training provides a key for random streams of any name.
     A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
     cross-entropy; beside it ``accuracy(outputs, labels)`` counts what is right and of
-    how much, ``[B]`` each. With ``classifies = False`` the module is a regression, without
-    accuracy and with outputs of any width; without that attribute, `decide_task`
-    decides by the width of the outputs. An nnx module, or a function of `nnx.Rngs`
-    that makes one, goes to `nnx_modules.from_nnx`.
+    how much, ``[B]`` each. With ``classifies = False`` the module is a regression,
+    without any other accuracy and with outputs of any width; without that attribute,
+    `decide_task` decides by the width of the outputs. An nnx module, or a function of
+    `nnx.Rngs` that makes one, goes to `nnx_modules.from_nnx`.
 
     Raises:
       UserError: not an instance of a Flax module, nor a function that makes one.

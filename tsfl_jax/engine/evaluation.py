@@ -113,7 +113,7 @@ def evaluate(
             return metric.metric(model.predict(variables, x), item.y)
         return metric(outputs, item.y)
 
-    def batch(item: TestSet) -> tuple[Array, Array, list[Any], tuple[Array, ...]]:
+    def batch(item: TestSet) -> tuple[Any, Array, list[Any], tuple[Array, ...]]:
         outputs = model.predict(variables, scaled(samples, item.x))
         loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
         pairs = [value(metric, outputs, item) for _, metric in model.metrics]

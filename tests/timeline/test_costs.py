@@ -223,6 +223,16 @@ def test_compression_leaves_time_for_more_work():
         assert sent == round(2440 + 320.25 + variates)
 
 
+def test_frozen_parameters_are_not_sent():
+    """Of 610 parameters the head has 90."""
+    frozen = {"model__frozen": "Dense_0"}
+    assert planned("tsfl", **frozen).prepared.workload.transfer_bytes == (360, 360)
+    topk = frozen | {"uplink__chain": "topk", "topk__fraction": 0.1}
+    down, up = planned("tsfl", **topk).prepared.workload.transfer_bytes
+    # 9 values, and ⌈log2 90⌉ = 7 bits for the place of each.
+    assert (down, up) == (360, 9 * (32 + 7) / 8)
+
+
 def test_periodic_layers_take_the_mean_over_the_intervals():
     """Of 610 parameters the head's 90 go up in 2 of 6 intervals and down in 1."""
     period = {"model__local": "Dense_1", "model__local_period": 3}

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Bool, Float, Num
 
+from tsfl_jax import trees
 from tsfl_jax.config import OWN, Config
 from tsfl_jax.data import poison, quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, QuadraticConfig, curvature
@@ -19,7 +20,7 @@ from tsfl_jax.models.model import with_measures
 from tsfl_jax.prepare import backend
 from tsfl_jax.prepare.custom_hooks import Custom, input_dtype
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Array, Dataset, HParams, Params, UserError
+from tsfl_jax.types import Array, Dataset, HParams, Params, UserError, parts_of
 from tsfl_jax.uplink import chain
 from tsfl_jax.uplink.chain import Chain
 
@@ -195,13 +196,18 @@ def traffic_of(
     params: Params,
     hparams: HParams,
     num_intervals: int,
+    frozen: str = "",
 ) -> Float[np.ndarray, "2 T"]:
     """Bytes that a delivery takes down and up, in each interval.
 
-    Control variates come on top: float32, of the layers that are sent, and as they are,
-    since compression is of the update alone. Single numbers such as losses, and the
-    gradients of estimates, do not count.
+    Parameters that are frozen are not sent, since all have them. Control variates come
+    on top: float32, of the layers that are sent, and as they are, since compression is
+    of the update alone. Single numbers such as losses, and the gradients of estimates,
+    do not count.
     """
+    is_frozen = trees.marked(params["params"], parts_of(frozen))
+    pairs = params["params"], is_frozen
+    params = {"params": jax.tree.map(lambda a, f: None if f else a, *pairs)}
     layers = tuple(link for link in uplinks if link.keeps_variables)
     chains = (uplinks, layers) if rule.clients.sends_variates else (uplinks,)
     sent = [chain.traffic(links, params, hparams, num_intervals) for links in chains]

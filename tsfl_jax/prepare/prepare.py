@@ -281,7 +281,8 @@ def prepare_validated(
     network, start = trained.started(config.model, custom.params, network)
     hparams = hparams_of(config, rule)
     _link_states(uplinks, network, hparams)  # each link checks the network
-    traffic = traffic_of(uplinks, rule, network.params, hparams, config.num_intervals)
+    sizes = network.params, hparams, config.num_intervals
+    traffic = traffic_of(uplinks, rule, *sizes, config.model.frozen)
     down, up = traffic.mean(axis=1).tolist()  # of a transfer in an interval
     drawn = fixed.num_samples, fixed.scores, (down, up)
     workload = draw_workload(config, *drawn)

@@ -16,7 +16,8 @@ from tsfl_jax.timeline.fleet import watts
 def traffic_of(prepared: Prepared, intervals: int) -> Float[np.ndarray, "2 T"]:
     """Bytes of a delivery down and up, in each interval."""
     sizes = prepared.network.params, prepared.hparams, intervals
-    return network.traffic_of(prepared.uplinks, prepared.rule, *sizes)
+    frozen = prepared.config.model.frozen
+    return network.traffic_of(prepared.uplinks, prepared.rule, *sizes, frozen)
 
 
 def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:

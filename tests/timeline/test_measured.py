@@ -326,7 +326,10 @@ def test_each_preset_runs_in_each_framework(name, framework):
 
 
 def test_a_fleet_of_the_users_own(monkeypatch):
-    monkeypatch.setitem(PRESETS, "lab", Part({"timeline.speed": "constant(2)"}))
+    monkeypatch.setattr(configs, "OWN", {by: {} for by in configs.OWN})
+    monkeypatch.setitem(PRESETS, "lab", PRESETS["none"])  # removed at the end
+    monkeypatch.delitem(PRESETS, "lab")
+    tsfl_jax.register("timeline.fleet", "lab", Part({"timeline.speed": "constant(2)"}))
     monkeypatch.setitem(PRESETS, "wrong", Part({"timeline.sped": "constant(2)"}))
     config = replace(Config(), {"timeline.fleet": "lab"})
     assert filled(config).timeline.speed == "constant(2)"

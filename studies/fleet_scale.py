@@ -78,7 +78,7 @@ def figure_of(results: dict[int, Results], target: float, title: str) -> Any:
     """Accuracy over virtual hours, a panel for each N."""
     figure, axes = style.figure_of(3.4, ncols=len(results), squeeze=False)
     for panel, (clients, several) in zip(axes[0], results.items(), strict=True):
-        for result, look in zip(several, style.styles_of(FRAMEWORKS), strict=True):
+        for result, look in zip(several, style.styles_of([*FRAMEWORKS]), strict=True):
             curves = 100 * in_time(result.curves)
             places, label = curves.index.to_numpy() / _HOUR, style.name_of(result.label)
             style.plot_mean(panel, places, curves.to_numpy().T, look, label, True)

@@ -156,7 +156,9 @@ def test_states_of_flash(tmp_path):
     first = [[2, 5], [6, 7], [10, 13], [14, 15], [18, 21], [22, 23]]
     assert hours_of(fleet.online[0])[:6] == first
     assert hours_of(fleet.online[1])[:2] == [[2, 3], [14, 15]]
-    with pytest.raises(UserError, match="2 users .*num_clients=3; .*resample") as error:
+    with pytest.raises(
+        UserError, match="2 usable users .*num_clients=3; .*resample"
+    ) as error:
         draw(3, availability=path)
     assert str(path) in str(error.value)
 
@@ -205,7 +207,7 @@ def test_capacity_of_fedscale(tmp_path):
         ("speeds", [1], "no users by name"),
         ("speeds", {"a": {"computation": 1}, "b": {}}, "communication"),
         ("availability", {"a": {"active": [1], "inactive": [2]}}, "finish_time"),
-        ("availability", {"a": flash(*READY)}, "0 users"),
+        ("availability", {"a": flash(*READY)}, "0 usable users"),
     ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path, name, content, message):
@@ -275,6 +277,24 @@ def test_the_online_sampler_knows_each_day():
         for w in windows:
             is_on = (w[:, 0] <= hours * HOUR) & (hours * HOUR < w[:, 1])
             assert len(w) == 0 or is_on.any()
+
+
+def test_cohorts_of_a_trace_drawn_anew(tmp_path):
+    user = {"active": [0, 70], "inactive": [30, 95], "finish_time": 100}
+    users = {"a": user, "b": user | {"active": [40, 60], "inactive": [50, 65]}}
+    path = written(tmp_path, "behavior.json", users)
+    options = {"sizes": ("constant(9)",), "files": {"until": 500.0, "seed": 7}}
+    many = crowd.make_crowd(10**4, 7, availability_file=str(path), **options)
+    settings = cohort.CohortConfig(size=50, sampler="online")
+    cohorts, is_a = cohort.make_cohorts(many, settings), []
+    for number, now in enumerate((10, 110, 45, 362)):
+        ids = cohort.draw_cohort(cohorts, number, ticks.of(now))
+        windows = crowd.fleet_of(many, ids, 1).online
+        is_a.append([w[0, 0] == 0 for w in windows])
+    assert all(map(all, (is_a[0], is_a[1]))) and not any(is_a[2] + is_a[3])
+    # Both users are half of the clients.
+    away = cohort.offline(cohorts.online, ticks.of(10.0))
+    assert abs(len(away) - 5000) < 250
 
 
 def test_the_next_start_is_on_the_next_day():

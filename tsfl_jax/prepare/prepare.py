@@ -12,18 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from tsfl_jax import config as configs
 from tsfl_jax import data, host_memory, registry
 from tsfl_jax.components import section_of
-from tsfl_jax.config import (
-    SECTIONS,
-    Config,
-    filled,
-    get,
-    renewed,
-    replace,
-    seeds_of,
-    validate,
-)
+from tsfl_jax.config import SECTIONS, Config, get, renewed, replace, seeds_of, validate
 from tsfl_jax.data import client_test, in_memory, poison, skew
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
@@ -282,7 +274,7 @@ def prepare_validated(
       data_digest: that of ``custom.dataset``, which was checked then; "": neither.
       traced: networks of experiments with the same custom parts, see `network_of`.
     """
-    config = filled(config)
+    config = configs.filled(config)
     rule, uplinks = rule_settings.rule_of(config, custom), chain_of(config)
     rule_settings.check(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)

@@ -260,25 +260,15 @@ def means_of(
     for k, (name, unit) in enumerate(UNITS.items()):
         texts, is_rate = groups.get(name, ()), unit == "B/s"
         distributions.check_groups(f"timeline.{name}", len(texts), num_clients)
-        is_limit, factor = is_rate or name == "online", 1.0
-        mean = np.full(len(ids), np.inf if is_limit else 0.0)
+        mean = np.full(len(ids), np.inf if is_rate or name == "online" else 0.0)
         if texts:
             mean = draw(name, texts, ids.astype(np.int64) * len(texts) // num_clients)
         mean = mean * share if name == "speed" else mean
         if traces.means is not None:
-            known = traces.means[k, traces.rows(ids, traces.means.shape[1])]
-            factor = share if name == "speed" and traces.by_size else 1.0
-            mean = np.where(np.isnan(known), mean, known * factor)
-        low, sign = _LEAST.get(name, (SLOWEST if is_rate else 0.0, ">="))
-        is_valid = mean > low if sign == ">" else mean >= low
-        is_valid &= is_limit | np.isfinite(mean)
-        if not is_valid.all():
-            i = int(np.argmin(is_valid))
-            raise UserError(
-                f"--config.timeline.{name}={','.join(texts)}: client {ids[i]} gets "
-                f"{mean[i]:g} {unit}, expected a finite number {sign} {low:g}; choose "
-                "uniform(low,high) or lognormal(mean,sigma)"
-            )
+            values = traces.means[k, traces.rows(ids, traces.means.shape[1])]
+            values = values * share if name == "speed" and traces.by_size else values
+            mean = np.where(np.isnan(values), mean, values)
+        _check_means(name, texts, ids, mean)
         means[k] = mean
     seconds, bandwidth = means[:3], means[3:5]
     if transfer_bytes is None:
@@ -290,6 +280,22 @@ def means_of(
     else:
         seconds[1:] += np.array(transfer_bytes)[:, None] / bandwidth
     return np.concatenate([seconds, means[5:]])
+
+
+def _check_means(
+    name: str, texts: tuple[str, ...], ids: Int[np.ndarray, "U"], mean: Seconds
+) -> None:
+    is_rate = UNITS[name] == "B/s"
+    low, sign = _LEAST.get(name, (SLOWEST if is_rate else 0.0, ">="))
+    is_valid = mean > low if sign == ">" else mean >= low
+    is_valid &= is_rate | (name == "online") | np.isfinite(mean)
+    if not is_valid.all():
+        i = int(np.argmin(is_valid))
+        raise UserError(
+            f"--config.timeline.{name}={','.join(texts)}: client {ids[i]} gets "
+            f"{mean[i]:g} {UNITS[name]}, expected a finite number {sign} {low:g}; "
+            "choose uniform(low,high) or lognormal(mean,sigma)"
+        )
 
 
 def watts(

@@ -12,7 +12,7 @@ of Federated Learning at Scale", ICML 2022), as JSON: pickle files are not read.
 import itertools
 import json
 import math
-import os
+import pathlib
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -75,8 +75,7 @@ def read(
 
     Args:
       speeds_file: "", CSV as in `fleet.draw_fleet`, or FedScale's capacity as JSON:
-        of each user "computation", milliseconds of an inference per sample, and
-        "communication", kbit/s.
+        "computation", ms of an inference per sample, and "communication", kbit/s.
       availability_file: "", CSV likewise, or as JSON FLASH's state traces, or
         FedScale's behavior: seconds "active", "inactive" and "finish_time".
       num_clients: N. Without a seed a file in JSON has at least N users.
@@ -111,8 +110,7 @@ def read(
 
 def _load(name: str, path: str, N: int | None) -> dict[str, Any]:
     with user_code(f"{_FLAGS[name]}={path}: cannot be read", _JSON):
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
-            users = json.load(file)
+        users = json.loads(pathlib.Path(path).expanduser().read_text("utf-8"))
         assert isinstance(users, dict), "no users by name"
     _check_users(name, path, len(users), N)
     return users
@@ -121,9 +119,8 @@ def _load(name: str, path: str, N: int | None) -> dict[str, Any]:
 def _check_users(name: str, path: str, users: int, N: int | None) -> None:
     if users < (N or 1):
         raise UserError(
-            f"{_FLAGS[name]}={path}: {users} users that can be used for "
-            f"--config.num_clients={N or 1}; --config.timeline.resample=True draws "
-            "them with replacement"
+            f"{_FLAGS[name]}={path}: {users} usable users for --config.num_clients="
+            f"{N or 1}; --config.timeline.resample=True draws them with replacement"
         )
 
 
@@ -144,8 +141,8 @@ def _windows_of(user: Any) -> tuple[Windows, float] | None:
     if "messages" in user:
         return _flash(user["messages"])
     pairs = np.array([user["active"], user["inactive"]], float).T
-    pairs = merged(pairs[pairs[:, 1] > pairs[:, 0]])
-    return (pairs, float(user["finish_time"])) if len(pairs) else None
+    pairs, period = pairs[pairs[:, 1] > pairs[:, 0]], float(user["finish_time"])
+    return (merged(pairs), period) if len(pairs) else None
 
 
 def _flash(messages: str) -> tuple[Windows, float] | None:
@@ -176,9 +173,8 @@ def merged(windows: Windows) -> Windows:
     start, end = windows[np.argsort(windows[:, 0], kind="stable")].T
     end = np.maximum.accumulate(end)
     apart = start[1:] > end[:-1]
-    first = np.append(True, apart)[: len(start)]
-    last = np.append(apart, True)[: len(start)]
-    return np.stack([start[first], end[last]], axis=1)
+    first, last = start[np.append(True, apart)], end[np.append(apart, True)]
+    return np.stack([first, last], axis=1)
 
 
 def _rows(user: int, windows: Windows, period: float) -> Float[np.ndarray, "W 4"]:
@@ -197,12 +193,9 @@ def rows_of(
     hours: Float[np.ndarray, "U"],
     start: Float[np.ndarray, "U"],
 ) -> Float[np.ndarray, "W 4"]:
-    """Rows as of `Measured.online` by place in `ids`; without one: always online.
+    """Rows as of `Measured.online`, by place in `ids`; without one: always online.
 
-    Args:
-      measured: whose windows come first.
-      ids: of clients.
-      hours, start: of the others, online hours of each day from that hour on.
+    Clients without a row in the files are online `hours` of each day from `start` on.
     """
     table, users = measured.online, measured.rows(ids, measured.users)
     first, last = (np.searchsorted(table[:, 0], users, s) for s in ("left", "right"))
@@ -246,7 +239,7 @@ def _means(path: str, N: int | None) -> Float[np.ndarray, "7 V"]:
         low = SLOWEST if unit == "B/s" else 0
         columns[name] = CsvColumn(low, longest, optional=True)
     table = read_table(path, columns, key=["client"], flag=flag).set_index("client")
-    N = int(table.index.max()) + 1 if N is None else N
+    N = N or max(len(table), 1)
     missing = np.setdiff1d(np.arange(N), table.index)
     if len(missing):
         raise UserError(

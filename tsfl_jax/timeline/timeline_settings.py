@@ -111,13 +111,11 @@ class FleetConfig:
     )
     speeds: str = setting(
         "",
-        "CSV file, client,seconds[,download,upload,bandwidth_down,bandwidth_up,online,"
-        "online_from]; or FedScale's capacity as JSON",
+        "CSV file, client,seconds[,download,upload,bandwidth_…,…]; or FedScale's JSON",
     )
     availability: str = setting(
         "",
-        "CSV file, client,start,end in seconds, others as of online; or JSON: FLASH's "
-        "state traces, FedScale's behavior",
+        "CSV file, client,start,end in seconds; or FLASH's states, FedScale's behavior",
     )
     period: float = setting(
         0.0,

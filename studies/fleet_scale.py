@@ -84,6 +84,7 @@ def figure_of(results: dict[int, Results], target: float, title: str) -> Any:
             style.plot_mean(panel, places, curves.to_numpy().T, look, label, True)
         panel.axhline(100 * target, color="#999999", linewidth=0.8, zorder=0)
         panel.set_title(f"N = {clients:,}")
+        panel.set(xscale="log", ylim=(40, 100))
         panel.set_xlabel("virtual hours")
         panel.set_ylabel("test accuracy in %")
     style.legend_below(figure, *axes[0][0].get_legend_handles_labels())

@@ -283,7 +283,7 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
 
 
 def filled(config: Config) -> Config:
-    """A copy with the settings of `timeline.fleet`, where they are at their defaults."""
+    """A copy with the settings of `timeline.fleet` in place of defaults."""
     fleet, default = config.timeline.fleet, Config()
     with user_code(f"timeline.fleet={fleet}", "expected settings by their flat names"):
         values = PRESETS[fleet].make.items()

@@ -322,6 +322,9 @@ def test_a_preset_fills_what_is_at_its_default():
         expected = "1,1,1" if name == "timeline.power" else value
         assert get(plan.prepared.config, name) == expected
         assert name == "timeline.power" or get(config, name) != value
+    words = " ".join(str(plan).split())
+    assert "fleet mobile (timeline.speed=lognormal(1.16,0.52), " in words
+    assert "timeline.power=1,1,1, schedule.dropout=0.08)" in words
     again = filled(plan.prepared.config)
     assert again == plan.prepared.config
     assert filled(replace(Config(), CLOCK)) == replace(Config(), CLOCK)

@@ -40,6 +40,7 @@ from tsfl_jax.sections import (
 )
 from tsfl_jax.timeline.attackers import AttackConfig
 from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig
+from tsfl_jax.timeline.presets import PRESETS
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
 from tsfl_jax.types import UserError, nearest, parts_of, user_code
@@ -59,6 +60,7 @@ TABLES: dict[str, MutableMapping[str, Any]] = {
     "partition.kind": PARTITIONS,
     "schedule.kind": SCHEDULES,
     "timeline.framework": ChainMap(timeline.FRAMEWORKS, {"none": timeline.NONE}),
+    "timeline.fleet": PRESETS,
     "model.name": MODELS,
     "cohort.sampler": SAMPLERS,
 }
@@ -277,6 +279,17 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
     for name, value in values.items():
         section, _, last = name.rpartition(".")
         setattr(get(config, section) if section else config, last, value)
+    return config
+
+
+def filled(config: Config) -> Config:
+    """A copy with the settings of `timeline.fleet` in place of defaults."""
+    fleet, default = config.timeline.fleet, Config()
+    with user_code(f"timeline.fleet={fleet}", "expected settings by their flat names"):
+        values = PRESETS[fleet].make.items()
+        values = {n: v for n, v in values if get(config, n) == get(default, n)}
+        config = replace(config, values)
+    validate(config)
     return config
 
 

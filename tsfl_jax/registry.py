@@ -58,6 +58,7 @@ _TABLES = {
         Part, Part, "(settings, capacity, stock, rng) -> shares", partition.DRAWN
     ),
     "model.name": _Table(Part, Part, "(num_classes, settings, form) -> module"),
+    "timeline.fleet": _Table(Part, Part, "(not here: Part({setting: value}))"),
     "lr_schedule": _Table(
         Part, lambda f: Part(lambda t, h: jnp.reshape(f(t), ())), "(t) -> factor of lr"
     ),
@@ -69,8 +70,8 @@ def register(by: str, name: str, part: Any) -> None:
 
     Args:
       by: the setting that chooses it: "algorithm", "timeline.framework",
-        "cohort.sampler", "uplink.chain", "data.name", "partition.kind", "model.name"
-        or "lr_schedule".
+        "cohort.sampler", "uplink.chain", "data.name", "partition.kind", "model.name",
+        "timeline.fleet" or "lr_schedule".
       name: what that setting is then called; one of the package's is refused, one of
         the user's own is replaced.
       part: a row of the table, such as `Aggregator`, `timeline.Framework`,

@@ -91,6 +91,9 @@ STREAMS = {
     "cohort lots": 80,  # of who is chosen of the candidates, by interval
     "client bandwidth_down": 81,  # like speeds
     "client bandwidth_up": 82,
+    "client online": 83,  # hours
+    "client online_from": 84,
+    "client user": 85,  # of a trace, who the client is
 }
 
 

@@ -92,6 +92,10 @@ for name in SETTINGS:
         COMPANIONS[name] = {"uplink.chain": "clip,noise"}
     if name.partition(".")[0] in ("oracle", "dms_adaptive"):
         COMPANIONS[name] = {"algorithm": name.partition(".")[0], "data.validation": 30}
+COMPANIONS["timeline.online_from"] = {
+    **{"timeline.framework": "afl", "algorithm": "fedasync"},
+    "timeline.online": "uniform(8,20)",
+}
 COMPANIONS |= dict.fromkeys(
     (name for name in SETTINGS if name.startswith("quadratic.")),
     {"data.name": "quadratic", "model.name": "quadratic", "data.shape": (3,)}
@@ -118,6 +122,8 @@ VALUES: dict[str, Any] = {
     "timeline.jitter": 0.5,
     "timeline.speeds": "client,seconds\n0,0.2\n1,0.5\n2,1\n3,0.1\n4,0.3\n",
     "timeline.availability": ONLINE,
+    "timeline.online": "uniform(8,20)",
+    "timeline.online_from": "uniform(-1,0)",
     "timeline.copula": "seconds rarity 0.8",
     "timeline.bandwidth_down": "constant(1e4)",
     "timeline.bandwidth_up": "constant(1e4)",

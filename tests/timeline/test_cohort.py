@@ -32,6 +32,7 @@ from tsfl_jax.timeline.cohort import (
     own_sampler,
 )
 from tsfl_jax.timeline.fleet import Fleet
+from tsfl_jax.timeline.measured import Measured
 from tsfl_jax.types import UserError
 
 ALWAYS = np.empty((0, 2))
@@ -48,12 +49,14 @@ def make(
     seconds, windows = more.pop("seconds", None), more.pop("windows", {})
     speed = {"speed": more.pop("speed", ("constant(1)",)), "download": (), "upload": ()}
     everyone = crowd.make_crowd(N, seed, sizes=sizes, seconds=speed, **more)
+    means = None
     if seconds is not None:
-        measured = np.append(np.zeros((3, N)), np.full((2, N), np.inf), 0)
-        measured[:3][: np.ndim(seconds) * 2 - 1] = seconds
-        everyone = everyone._replace(measured=measured)
-    found = {i: np.array(pairs, float) for i, pairs in windows.items()}
-    everyone = everyone._replace(windows=found)
+        means = np.append(np.zeros((3, N)), np.full((4, N), np.inf), 0)
+        means[:3][: np.ndim(seconds) * 2 - 1] = seconds
+        means[6] = 0
+    found = [(i, *pair, math.inf) for i in sorted(windows) for pair in windows[i]]
+    traces = Measured(means, online=np.array(found, float).reshape(-1, 4), users=N)
+    everyone = everyone._replace(traces=traces)
     cohorts = make_cohorts(everyone, CohortConfig(size=K, sampler=sampler, **settings))
     return cohorts._replace(sampler=own_sampler(own)) if own else cohorts
 
@@ -252,7 +255,7 @@ def test_a_clients_times_depend_on_nobody_else():
     assert len(np.unique(one.iteration)) == one.iteration.size
     # The mean of its times is the client's.
     long = crowd.fleet_of(few, np.array([5]), 8000)
-    speed, _, upload = crowd.means_of(few, np.array([5]))[:, 0]
+    speed, _, upload = crowd.means_of(few, np.array([5]))[:3, 0]
     assert abs(long.iteration.mean() / speed - 1) < 0.02
     assert abs(long.upload.mean() / upload - 1) < 0.03
     assert abs(long.lost.mean() - 0.3) < 0.03

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from tsfl_jax import config as configs
 from tsfl_jax import data, host_memory, registry
 from tsfl_jax.components import section_of
 from tsfl_jax.config import SECTIONS, Config, get, renewed, replace, seeds_of, validate
@@ -273,6 +274,7 @@ def prepare_validated(
       data_digest: that of ``custom.dataset``, which was checked then; "": neither.
       traced: networks of experiments with the same custom parts, see `network_of`.
     """
+    config = configs.filled(config)
     rule, uplinks = rule_settings.rule_of(config, custom), chain_of(config)
     rule_settings.check(config, rule, custom)
     loaded, digest, custom_digest = _data_of(config, custom.dataset, data_digest)
@@ -284,8 +286,7 @@ def prepare_validated(
     sizes = network.params, hparams, config.num_intervals
     traffic = traffic_of(uplinks, rule, *sizes, config.model.frozen)
     down, up = traffic.mean(axis=1).tolist()  # of a transfer in an interval
-    drawn = fixed.num_samples, fixed.scores, (down, up)
-    workload = draw_workload(config, *drawn)
+    workload = draw_workload(config, fixed.num_samples, fixed.scores, (down, up))
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))

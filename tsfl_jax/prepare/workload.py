@@ -196,11 +196,20 @@ def _make_crowd(plan: Plan, num_samples: Int[np.ndarray, "N"] | None) -> crowd.C
         seconds={name: groups(getattr(t, name)) for name in UNITS},
         speeds_file=t.speeds,
         availability_file=t.availability,
+        files=_files_of(plan),
         jitter=t.jitter,
         dropout=s.dropout,
         by_size=s.iteration == "pass",
         transfer_bytes=plan.transfer_bytes,
     )
+
+
+def _files_of(plan: Plan) -> dict[str, Any]:
+    """How files of clients are read, see `measured.read`."""
+    t, by_step = plan.config.timeline, plan.config.schedule.iteration == "step"
+    samples = {"samples": float(plan.config.batch_size)} if by_step else {}
+    seed = plan.seed if t.resample else None
+    return samples | {"period": t.period, "until": plan.horizon, "seed": seed}
 
 
 def _cases_of(plan: Plan) -> dict[str, Any]:
@@ -337,10 +346,13 @@ def _draw_fleet(
         dropout=s.dropout,
         speeds_file=t.speeds,
         availability_file=t.availability,
+        files=_files_of(plan),
         rng=rng.generator(plan.seed, "fleet"),
     )
     share = num_samples / num_samples.mean()
-    share = np.ones(len(share)) if t.speeds else share
+    # Seconds of CSV are those with the client's samples, those of JSON per sample.
+    is_measured = t.speeds and not t.speeds.endswith(".json")
+    share = np.ones(len(share)) if is_measured else share
     return copula.tied(fleet, scores, share, plan.horizon)
 
 

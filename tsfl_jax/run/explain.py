@@ -24,6 +24,7 @@ from tsfl_jax.run.program import chunk_of
 from tsfl_jax.timeline import FRAMEWORKS, deliveries, segments
 from tsfl_jax.timeline.cohort import CHOOSING
 from tsfl_jax.timeline.costs import Costs
+from tsfl_jax.timeline.presets import PRESETS
 from tsfl_jax.timeline.trace import GIVEN_UP, LOST, Trace
 from tsfl_jax.types import Schedule
 
@@ -230,6 +231,8 @@ def text(plan: Explanation) -> str:
         names = FRAMEWORKS[framework].settings
         values = ", ".join(f"{n.split('.')[1]}={s[n]}" for n in names if n in s)
         table = {"run": f"framework {framework} ({values})"}
+        if filled := [f"{n}={s[n]}" for n in PRESETS[s["timeline.fleet"]].make]:
+            table["fleet"] = f"{s['timeline.fleet']} ({', '.join(filled)})"
     updates, seconds = len(times.tau), times.seconds[-1]
     lag, tau = deliveries.staleness(times), times.tau[times.tau > 0]
     table |= {

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.timeline import crowd as crowds
-from tsfl_jax.timeline import feedback, ticks, tifl
+from tsfl_jax.timeline import feedback, measured, ticks, tifl
 from tsfl_jax.timeline.crowd import Crowd
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, exact
 from tsfl_jax.timeline.ticks import Ticks
@@ -229,6 +229,12 @@ class Online(NamedTuple):
     client: Int[np.ndarray, " W"] = NO_CLIENTS  # whose window it is
     start: Int[np.ndarray, " W"] = NO_CLIENTS
     end: Int[np.ndarray, " W"] = NO_CLIENTS  # `_NEVER` where it has none
+    period: Int[np.ndarray, " W"] = NO_CLIENTS  # after which it is again, or `_NEVER`
+
+    def wait(self, now: Ticks) -> tuple[Bool[np.ndarray, " W"], Int[np.ndarray, " W"]]:
+        """Whether each window is now, and ticks until its next start."""
+        phase = (now - self.start) % self.period
+        return phase < self.end - self.start, self.period - phase
 
 
 class Cohorts(NamedTuple):
@@ -277,12 +283,6 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, iterations: int = 1) -> C
                 f"--config.cohort.{name}={value}: expected {low} to "
                 f"--config.num_clients={N}"
             )
-    windows = [
-        (i, ticks.of(a), _NEVER if b == math.inf else ticks.of(b))
-        for i, windows in crowd.windows.items()
-        for a, b in windows.tolist()
-    ]
-    client, start, end = np.array(windows, np.int64).reshape(-1, 3).T
     cohorts = Cohorts(
         crowds.exact_of(crowd),
         crowd,
@@ -290,11 +290,27 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, iterations: int = 1) -> C
         settings.size if settings.sampler in VARYING else settings.ask or slots,
         SAMPLERS[settings.sampler],
         crowd.seed,
-        Online(np.unique(client), client, start, end),
+        _online(crowd) if SAMPLERS[settings.sampler].online else Online(),
         settings=settings,
         iterations=iterations,
     )
     return with_tiers(cohorts, [None])
+
+
+def _online(crowd: Crowd) -> Online:
+    """Windows of all clients that are not always online."""
+    tables = [np.empty((0, 4))]
+    for ids in crowds.parts(crowd.num_clients):
+        rows = measured.rows_of(crowd.traces, ids, *crowds.means_of(crowd, ids)[3:])
+        rows[:, 0] += ids[0]
+        tables.append(rows)
+    client, *seconds = np.concatenate(tables).T
+    client, times = client.astype(np.int64), []
+    for values in seconds:
+        is_finite = values < _NEVER / ticks.SECOND
+        finite = ticks.of_array(np.where(is_finite, values, 0.0)[:, None])[:, 0]
+        times.append(np.where(is_finite, finite, _NEVER))
+    return Online(np.unique(client), client, *times)
 
 
 def own_sampler(draw: Callable[[Draw], Any]) -> Sampler:
@@ -358,7 +374,9 @@ def draw_of(
     n = cohorts.fleet.clients if members is None else len(members)
     away = busy
     if cohorts.sampler.online:
-        away = np.union1d(busy, offline(cohorts.online, now))
+        away = offline(cohorts.online, now)
+        new = busy[~np.isin(busy, away)]  # few; a union sorts all of them
+        away = np.sort(np.append(away, new), kind="stable") if len(new) else away
         if members is not None:
             away = np.flatnonzero(np.isin(members, away))
     return Draw(
@@ -448,26 +466,27 @@ def inclusion(
 
 def offline(online: Online, now: Ticks) -> Ids:
     """Clients that are offline at a moment, sorted."""
-    here = online.client[(online.start <= now) & (now < online.end)]
-    return np.setdiff1d(online.listed, here, assume_unique=True)
+    here = online.client[online.wait(now)[0]]
+    return online.listed[~np.isin(online.listed, here)]
 
 
 def next_start(online: Online, now: Ticks) -> Ticks:
     """When the next client comes online after a moment; inf: none does."""
-    later = online.start[online.start > now]
-    return int(later.min()) if len(later) else math.inf
+    wait = online.wait(now)[1].min(initial=_NEVER)
+    return now + int(wait) if wait < _NEVER - now else math.inf
 
 
 def opening(cohorts: Cohorts, now: Ticks, tier: int = 0) -> Ticks:
     """The first moment from now on when a client of the tier is online; inf: never."""
     if not cohorts.sampler.online:
         return now
-    listed, client, start, end = cohorts.online
-    members = cohorts.members[tier]
-    always, in_tier = cohorts.fleet.clients - len(listed), np.ones(len(client), bool)
+    online, members = cohorts.online, cohorts.members[tier]
+    always, in_tier = cohorts.fleet.clients - len(online.listed), slice(None)
     if members is not None:
-        always, in_tier = len(np.setdiff1d(members, listed)), np.isin(client, members)
-    moments = np.maximum(start, now)[in_tier & (end > now)]
-    if always:
+        always = len(np.setdiff1d(members, online.listed))
+        in_tier = np.isin(online.client, members)
+    is_on, wait = online.wait(now)
+    if always or is_on[in_tier].any():
         return now
-    return int(moments.min()) if len(moments) else math.inf
+    first = wait[in_tier].min(initial=_NEVER)
+    return now + int(first) if first < _NEVER - now else math.inf

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax import rng
-from tsfl_jax.timeline import distributions, fleet, schedule
+from tsfl_jax.timeline import distributions, fleet, measured, schedule
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet
+from tsfl_jax.timeline.measured import Measured
 from tsfl_jax.types import Schedule
 
 _DRAWS = 256  # of a client's times, where they differ; then they repeat
@@ -37,9 +38,8 @@ class Crowd(NamedTuple):
     jitter: float = 0.0  # σ of a lognormal factor of mean 1 on every single time
     dropout: float = 0.0  # chance that a delivery is lost, or a client away
     by_size: bool = True  # an iteration takes longer where there are more samples
-    measured: Float[np.ndarray, "5 N"] | None = None  # means of a file; NaN: drawn
+    traces: Measured = Measured()  # what files say, in place of what is drawn
     transfer_bytes: tuple[float, float] | None = None  # of a download and an upload
-    windows: Mapping[int, Float[np.ndarray, "W 2"]] = {}  # others: always online
 
 
 def make_crowd(
@@ -51,6 +51,7 @@ def make_crowd(
     seconds: Mapping[str, tuple[str, ...]] = _ONE,
     speeds_file: str = "",
     availability_file: str = "",
+    files: Mapping[str, Any] = {},
     **fields: Any,
 ) -> Crowd:
     """What is known of N clients.
@@ -61,18 +62,18 @@ def make_crowd(
       sizes: distributions of |D_i|, client i's that of i mod G; see `distributions`.
       num_samples: ``[N]`` int ≥ 1, sizes in their place.
       seconds: distributions of speed, download, …, see `fleet.means_of`.
-      speeds_file, availability_file: as in `fleet.draw_fleet`.
+      speeds_file, availability_file, files: as in `fleet.draw_fleet`.
       **fields: jitter, dropout, by_size and transfer_bytes of `Crowd`.
 
     Raises:
       UserError: malformed distributions or files.
     """
     if num_samples is None:
-        parts = [_drawn_sizes(seed, sizes, part) for part in _parts(num_clients)]
-        num_samples = np.concatenate(parts)
-    fields["measured"] = fleet.read_means(speeds_file, num_clients)
-    fields["windows"] = fleet.read_windows(availability_file, num_clients)
+        drawn = [_drawn_sizes(seed, sizes, ids) for ids in parts(num_clients)]
+        num_samples = np.concatenate(drawn)
     mean = float(num_samples.mean())
+    names = speeds_file, availability_file
+    fields["traces"] = measured.read(*names, num_clients, **{"samples": mean, **files})
     return Crowd(num_clients, seed, num_samples, mean, seconds, **fields)
 
 
@@ -82,7 +83,7 @@ def _drawn_sizes(seed: int, texts: tuple[str, ...], ids: Ids) -> Ids:
     return schedule.cut_off(drawn, texts, group).astype(np.int32)
 
 
-def _parts(N: int) -> list[Int[np.ndarray, "V"]]:
+def parts(N: int) -> list[Int[np.ndarray, "V"]]:
     """All N clients in parts, so that what is computed of many does not pile up."""
     edges = [*range(0, N, _PART), N]
     return [np.arange(a, b, dtype=np.int32) for a, b in itertools.pairwise(edges)]
@@ -90,12 +91,12 @@ def _parts(N: int) -> list[Int[np.ndarray, "V"]]:
 
 def task_seconds(crowd: Crowd, iterations: int) -> Float[np.ndarray, "N"]:
     """Mean seconds of all clients' tasks of so many iterations."""
-    means = [means_of(crowd, part) for part in _parts(crowd.num_clients)]
-    return np.concatenate([d + iterations * s + u for s, d, u in means])
+    means = [means_of(crowd, part) for part in parts(crowd.num_clients)]
+    return np.concatenate([d + iterations * s + u for s, d, u, *_ in means])
 
 
-def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"]:
-    """Mean seconds of some clients' work; see `fleet.means_of`."""
+def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "5 U"]:
+    """Mean seconds of some clients' work, hours online; see `fleet.means_of`."""
 
     def draw(
         name: str, texts: tuple[str, ...], group: Int[np.ndarray, "U"]
@@ -105,13 +106,14 @@ def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"
         return distributions.quantiles(texts, group, uniform, flag=flag)
 
     share = crowd.num_samples[ids] / crowd.mean_size if crowd.by_size else 1.0
-    options = draw, share, crowd.measured, crowd.transfer_bytes
+    options = draw, share, crowd.traces, crowd.transfer_bytes
     return fleet.means_of(crowd.seconds, ids, crowd.num_clients, *options)
 
 
 def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
     """The times of some clients, which depend on nobody else; raises as `means_of`."""
-    speed, download, upload = means_of(crowd, ids)[:, :, None] + np.zeros(draws)
+    means = means_of(crowd, ids)
+    speed, download, upload = means[:3, :, None] + np.zeros(draws)
     client, number = ids[:, None], np.arange(draws)
     if crowd.jitter:
         # Lognormal factors of mean 1.
@@ -121,8 +123,7 @@ def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
             mean * distributions.quantiles((text,), np.zeros(1, int), u, flag=flag)
             for mean, u in zip((speed, download, upload), uniforms, strict=True)
         )
-    always = np.empty((0, 2))
-    online = tuple(crowd.windows.get(i, always) for i in ids.tolist())
+    online = measured.online_of(crowd.traces, ids, *means[3:])
     return Fleet(speed, download, upload, lost(crowd, client, number), online)
 
 

@@ -9,13 +9,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from tsfl_jax.timeline import distributions, ticks
-from tsfl_jax.timeline.csv_tables import CsvColumn, read_table
+from tsfl_jax.timeline import distributions, measured, ticks
+from tsfl_jax.timeline.measured import SLOWEST, UNITS, Measured
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.types import UserError, parts_of
 
@@ -24,10 +24,8 @@ Windows = tuple[Float[np.ndarray, "W 2"], ...]
 
 _ALWAYS: tuple[tuple[Ticks, Ticks], ...] = ((0, math.inf),)
 _END = itemgetter(1)  # of a window
-# What is drawn of a client, as in `timeline` of the settings, and its unit.
-UNITS = {"speed": "s", "download": "s", "upload": "s"}
-UNITS |= {"bandwidth_down": "B/s", "bandwidth_up": "B/s"}
-_SLOWEST = 1e-9  # bytes per second
+# Least numbers other than 0, or that are excluded.
+_LEAST = {"speed": (0, ">"), "online": (0, ">"), "online_from": (-math.inf, ">")}
 # Watts of computing, transferring and idling. The first: Kaup, Gottschling, Hausheer,
 # "PowerPi: Measuring and Modeling the Power Consumption of the Raspberry Pi", IEEE LCN
 # 2014: idle 1.578, Wi-Fi 0.942, all of the CPU 0.181, 10 Mbit/s 0.112. The second:
@@ -59,6 +57,7 @@ def draw_fleet(
     transfer_bytes: tuple[float, float] | None = None,
     draws: int = 1024,
     rng: np.random.Generator,
+    files: Mapping[str, Any] = {},
     **groups: tuple[str, ...],
 ) -> Fleet:
     """Draw each client's mean times, then every single time around its mean.
@@ -76,9 +75,10 @@ def draw_fleet(
       speeds_file: "" or a CSV file client,seconds[,download,…] of `UNITS` with every
         client once, in place of the draws of means; an empty cell keeps the draw.
       availability_file: "" or a CSV file client,start,end of online windows
-        [start, end) in seconds; clients without a row are always online.
+        [start, end) in seconds, in place of drawn ones. Both may be JSON.
       transfer_bytes: of a download and an upload; None: not known.
       draws, rng: J ≥ 1, and the generator of all draws.
+      files: other arguments of `measured.read`.
       **groups: see `means_of`; speed is at the mean data size.
 
     Raises:
@@ -95,16 +95,16 @@ def draw_fleet(
         flag = f"--config.timeline.{name}"
         return distributions.draw(texts, group, streams[name], flag=flag)
 
-    measured, share = read_means(speeds_file, N), size / size.mean()
-    ids = np.arange(N)
-    means = means_of(groups, ids, N, draw, share, measured, transfer_bytes)
+    ids, share = np.arange(N), size / size.mean()
+    options = {"samples": float(size.mean()), **files}
+    traces = measured.read(speeds_file, availability_file, N, **options)
+    means = means_of(groups, ids, N, draw, share, traces, transfer_bytes)
     normal = [s.standard_normal((draws, N)).T for s in jitter_rng.spawn(3)]
     # Lognormal factors of mean 1, exactly 1 without jitter.
     factors = np.exp(jitter * np.array(normal) - jitter**2 / 2)
-    iteration, downloads, uploads = means[:, :, None] * factors
+    iteration, downloads, uploads = means[:3, :, None] * factors
     lost = np.ascontiguousarray((lost_rng.random((draws, N)) < dropout).T)
-    windows, always = read_windows(availability_file, N), np.empty((0, 2))
-    online = tuple(windows.get(i, always) for i in range(N)) if windows else ()
+    online = measured.online_of(traces, ids, *means[3:])
     return Fleet(iteration, downloads, uploads, lost, online)
 
 
@@ -234,22 +234,23 @@ def means_of(
     num_clients: int,
     draw: Callable[[str, tuple[str, ...], Int[np.ndarray, "U"]], Seconds],
     share: Float[np.ndarray, "U"] | float,
-    measured: Float[np.ndarray, "5 N"] | None,
+    traces: Measured,
     transfer_bytes: tuple[float, float] | None,
-) -> Float[np.ndarray, "3 U"]:
-    """Mean seconds of some clients' iterations, downloads and uploads.
+) -> Float[np.ndarray, "5 U"]:
+    """Mean seconds of some clients' iterations, downloads and uploads; hours online.
 
-    A transfer takes the drawn seconds and its bytes over the client's bandwidth.
+    A transfer takes the drawn seconds and its bytes over the client's bandwidth. The
+    hours are how many of each day, and from which on, modulo 24.
 
     Args:
       groups: 1 ≤ G ≤ N distributions of some of `UNITS`, each of an equal group; see
-        `distributions`, real: uniform(0.2,1) is allowed. None: 0 s, and bandwidth
-        without a limit.
+        `distributions`, real: uniform(0.2,1) is allowed. None: 0 s, bandwidth without
+        a limit, always online.
       ids: in [0, N).
       num_clients: N.
       draw: (name, distributions, group of each client) -> means.
       share: |D_i| over its mean, which drawn speeds are times.
-      measured: of each of `UNITS`, means in place of drawn ones; NaN: drawn.
+      traces: means of files, in place of drawn ones.
       transfer_bytes: of a download and an upload; None: not known.
 
     Raises:
@@ -259,33 +260,42 @@ def means_of(
     for k, (name, unit) in enumerate(UNITS.items()):
         texts, is_rate = groups.get(name, ()), unit == "B/s"
         distributions.check_groups(f"timeline.{name}", len(texts), num_clients)
-        mean = np.full(len(ids), np.inf if is_rate else 0.0)
+        mean = np.full(len(ids), np.inf if is_rate or name == "online" else 0.0)
         if texts:
             mean = draw(name, texts, ids.astype(np.int64) * len(texts) // num_clients)
         mean = mean * share if name == "speed" else mean
-        if measured is not None:
-            mean = np.where(np.isnan(measured[k, ids]), mean, measured[k, ids])
-        is_valid = mean > 0 if name == "speed" else mean >= _SLOWEST * is_rate
-        is_valid &= is_rate | np.isfinite(mean)
-        if not is_valid.all():
-            i, least = int(np.argmin(is_valid)), "> 0" if name == "speed" else ">= 0"
-            least = f">= {_SLOWEST:g}" if is_rate else least
-            raise UserError(
-                f"--config.timeline.{name}={','.join(texts)}: client {ids[i]} gets "
-                f"{mean[i]:g} {unit}, expected a finite number {least}; choose "
-                "uniform(low,high) or lognormal(mean,sigma)"
-            )
+        if traces.means is not None:
+            values = traces.means[k, traces.rows(ids, traces.means.shape[1])]
+            values = values * share if name == "speed" and traces.by_size else values
+            mean = np.where(np.isnan(values), mean, values)
+        _check_means(name, texts, ids, mean)
         means[k] = mean
-    seconds, bandwidth = means[:3], means[3:]
+    seconds, bandwidth = means[:3], means[3:5]
     if transfer_bytes is None:
         if np.isfinite(bandwidth).any():
             raise UserError(
                 "--config.timeline.bandwidth_down, bandwidth_up: need the bytes of a "
                 "transfer; pass transfer_bytes=(download, upload) to draw_workload"
             )
-        return seconds
-    seconds[1:] += np.array(transfer_bytes)[:, None] / bandwidth
-    return seconds
+    else:
+        seconds[1:] += np.array(transfer_bytes)[:, None] / bandwidth
+    return np.concatenate([seconds, means[5:]])
+
+
+def _check_means(
+    name: str, texts: tuple[str, ...], ids: Int[np.ndarray, "U"], mean: Seconds
+) -> None:
+    is_rate = UNITS[name] == "B/s"
+    low, sign = _LEAST.get(name, (SLOWEST if is_rate else 0.0, ">="))
+    is_valid = mean > low if sign == ">" else mean >= low
+    is_valid &= is_rate | (name == "online") | np.isfinite(mean)
+    if not is_valid.all():
+        i = int(np.argmin(is_valid))
+        raise UserError(
+            f"--config.timeline.{name}={','.join(texts)}: client {ids[i]} gets "
+            f"{mean[i]:g} {UNITS[name]}, expected a finite number {sign} {low:g}; "
+            "choose uniform(low,high) or lognormal(mean,sigma)"
+        )
 
 
 def watts(
@@ -315,50 +325,3 @@ def watts(
             )
     rows = rows or [np.full(3, np.nan)]
     return np.stack(rows)[ids.astype(np.int64) * len(rows) // num_clients]
-
-
-def read_means(path: str, N: int) -> Float[np.ndarray, "5 N"] | None:
-    """Means of each of `UNITS` in a file; NaN: not given."""
-    if not path:
-        return None
-    flag, longest = "--config.timeline.speeds", 1e300
-    columns = {
-        "client": CsvColumn(high=N - 1, whole=True),
-        "seconds": CsvColumn(1 / ticks.SECOND, longest),
-    }
-    for name, unit in [*UNITS.items()][1:]:
-        low = _SLOWEST if unit == "B/s" else 0
-        columns[name] = CsvColumn(low, longest, optional=True)
-    table = read_table(path, columns, key=["client"], flag=flag).set_index("client")
-    missing = np.setdiff1d(np.arange(N), table.index)
-    if len(missing):
-        raise UserError(
-            f"{flag}={path}: no row for client {missing[0]}; expected every client "
-            f"from 0 to {N - 1} once"
-        )
-    return table.sort_index().to_numpy().T
-
-
-def read_windows(path: str, N: int) -> dict[int, Float[np.ndarray, "W 2"]]:
-    """Online windows by client, of the clients that a file names; "": none."""
-    if not path:
-        return {}
-    client, second = CsvColumn(high=N - 1, whole=True), CsvColumn()
-    columns = {"client": client, "start": second, "end": second}
-    table = read_table(path, columns, flag="--config.timeline.availability")
-    online = {}
-    for client, rows in table.sort_values(["start", "end"]).groupby("client"):
-        start, end = rows["start"].to_numpy(), rows["end"].to_numpy()
-        is_wrong = (end <= start) | np.append(False, start[1:] < end[:-1])
-        if is_wrong.any():
-            k = int(is_wrong.argmax())
-            raise UserError(
-                f"{path}, line {rows.index[k]}: client {client:.0f}'s window "
-                f"[{start[k]:g}, {end[k]:g}): expected end > start, and windows of a "
-                "client that do not overlap"
-            )
-        # Windows that touch are one, so that nothing is rounded where they meet.
-        apart = start[1:] > end[:-1]
-        first, last = start[np.append(True, apart)], end[np.append(apart, True)]
-        online[int(client)] = np.stack([first, last], axis=1)
-    return online

@@ -87,6 +87,7 @@ class TimelineConfig:
 class FleetConfig:
     """How fast and how long the clients work, of every framework."""
 
+    fleet: str = setting("none", "measured fleet that fills settings at their defaults")
     speed: str = setting(
         "uniform(0.25,1)",
         "groups; seconds per iteration at the mean size",
@@ -101,12 +102,29 @@ class FleetConfig:
         "", "groups; bytes per second, in addition to download; empty: no limit"
     )
     bandwidth_up: str = setting("", "groups; likewise, in addition to upload")
+    online: str = setting(
+        "", "groups; hours of each day that a client is online; empty, from 24: always"
+    )
+    online_from: str = setting(
+        "",
+        "groups; hour of the day, modulo 24, when it comes online; a run begins at 0",
+    )
     speeds: str = setting(
         "",
-        "CSV file, client,seconds[,download,upload,bandwidth_down,bandwidth_up]",
+        "CSV file, client,seconds[,download,upload,bandwidth_…,…]; or FedScale's JSON",
     )
     availability: str = setting(
-        "", "CSV file, client,start,end in seconds; others are always online"
+        "",
+        "CSV file, client,start,end in seconds; or FLASH's states, FedScale's behavior",
+    )
+    period: float = setting(
+        0.0,
+        "seconds after which the windows of a CSV file repeat; 0: never",
+        low=0,
+        used_by=("availability", ()),
+    )
+    resample: bool = setting(
+        False, "a client is a user of the files, drawn with replacement; else by number"
     )
     copula: str = setting(
         "", 'correlations, "seconds rarity 0.8"; of seconds, size, rarity, online'

@@ -283,9 +283,8 @@ def prepare_validated(
     network, start = trained.started(config.model, custom.params, network)
     hparams = hparams_of(config, rule)
     _link_states(uplinks, network, hparams)  # each link checks the network
-    sizes = network.params, hparams, config.num_intervals
-    traffic = traffic_of(uplinks, rule, *sizes, config.model.frozen)
-    down, up = traffic.mean(axis=1).tolist()  # of a transfer in an interval
+    sent = network.params, hparams, config.num_intervals, config.model.frozen
+    down, up = traffic_of(uplinks, rule, *sent).mean(axis=1).tolist()  # of a transfer
     workload = draw_workload(config, fixed.num_samples, fixed.scores, (down, up))
     times = workload.schedule
     steps = _steps(times, config.batch_size, config.schedule.iteration)

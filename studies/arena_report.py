@@ -232,8 +232,8 @@ def write(
     head = _about(arena, about)
     target = f"{100 * arena.target:g} %"
     test = " p of paired t tests over the seeds with Holm's correction"
-    rest = "; worst tenth of the clients, on data of their own or of their classes; median virtual"
-    rest += f" seconds and MB to {target}."
+    rest = "; worst tenth of the clients, on data of their own or of their classes; "
+    rest += f"median virtual seconds and MB to {target}."
     rows, paths = cell_rows(arena), []
     if rows:
         paths += files.write_table(out, "arena", rows, f"{head}{test} in a cell{rest}")

@@ -288,6 +288,8 @@ def filled(config: Config) -> Config:
     with user_code(f"timeline.fleet={fleet}", "expected settings by their flat names"):
         values = PRESETS[fleet].make.items()
         values = {n: v for n, v in values if get(config, n) == get(default, n)}
+        if not values:
+            return config
         config = replace(config, values)
     validate(config)
     return config

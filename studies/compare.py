@@ -251,13 +251,18 @@ def comparison_rows(
                 "speed-up": spread(first / times) if both.all() else "–",
                 "wall time, s": f"{result.seconds:.0f}",
             }
-            | {
-                f"{unit} to {100 * target:g} %": spread_of_known(amounts, ".4g", True)
-                for name, (unit, _) in COSTS.items()
-                if len(amounts := spent_to(result, target, name))
-            }
+            | costs_to(result, target)
         )
     return rows
+
+
+def costs_to(result: FrameworkResult, target: float) -> dict[str, str]:
+    """What was spent until the target, a column for each of `COSTS` that is known."""
+    return {
+        f"{unit} to {100 * target:g} %": spread_of_known(amounts, ".4g", True)
+        for name, (unit, _) in COSTS.items()
+        if len(amounts := spent_to(result, target, name))
+    }
 
 
 def lost_text(results: list[FrameworkResult]) -> str:

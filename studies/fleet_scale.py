@@ -66,10 +66,7 @@ def rows(results: dict[int, Results], target: float) -> list[dict[str, str]]:
                 "best accuracy, %": compare.best_accuracy(result),
                 f"h to {percent}": spread_of_known(hours, ".3f", is_time=True),
             }
-            for name, (unit, _) in compare.COSTS.items():
-                amounts = compare.spent_to(result, target, name)
-                line[f"{unit} to {percent}"] = spread_of_known(amounts, ".4g", True)
-            lines.append(line)
+            lines.append(line | compare.costs_to(result, target))
     return lines
 
 

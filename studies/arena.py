@@ -106,12 +106,16 @@ DATA: dict[str, dict[str, Any]] = {
 # Accuracy, for the columns of time and MB.
 TARGET = {"digits": 0.8, "mnist": 0.9, "shakespeare": 0.3}
 # What takes part if nothing is chosen.
-_IMAGES = {"rules": RULES, "fleets": [*FLEETS][:-1], "splits": [*SPLITS][:-1]}
-_ROLES = {"fleets": ["mobile"], "splits": ["roles"]} | {
-    "rules": ["fedavg", "fednova", "scaffold", "feddyn", "fedadam", "dms"]
-}
+_ROLES = {"fleets": ["mobile"], "splits": ["roles"]}
+_IMAGES = {"fleets": [f for f in FLEETS if f not in _ROLES["fleets"]]}
+_IMAGES |= {"splits": [s for s in SPLITS if s not in _ROLES["splits"]]}
+_IMAGES |= {"rules": [*RULES]}
+_ROLES |= {"rules": ["fedavg", "fednova", "scaffold", "feddyn", "fedadam", "dms"]}
 CHOSEN = {"digits": _IMAGES, "mnist": _IMAGES, "shakespeare": _ROLES}
 TUNING_SEED = 1000  # no result is of this seed
+# --tune: fleet and split.
+TUNED = dict.fromkeys(DATA, ("Case 1", "Dirichlet(0.5)"))
+TUNED |= {"shakespeare": ("mobile", "roles")}
 STEPS = (1 / 3, 1.0, 3.0)  # of η: --tune
 LAST = 3  # tested intervals that a score is the mean of
 
@@ -243,10 +247,11 @@ def lane_of(
 
 
 def tune(
-    config: Config, rules: Sequence[str], dataset: Dataset, out: pathlib.Path
+    config: Config, given: argparse.Namespace, dataset: Dataset
 ) -> dict[str, float]:
     """η of each rule, the best of a grid on a seed of its own; writes tune.md."""
-    cell = Cell("Case 1", "Dirichlet(0.5)")
+    rules, out = given.rules, given.out
+    cell = Cell(*TUNED[given.data])
     base = point_of(config, cell, dataset, TUNING_SEED, out)
     rates = [float(f"{step * get(config, 'lr'):.2g}") for step in STEPS]
     points = {
@@ -355,7 +360,7 @@ def run_arena(
     """Run or resume the arena and write its tables and picture."""
     dataset = prepare.load_dataset(config)
     out = given.out
-    rates = tune(config, given.rules, dataset, out) if given.tune else {}
+    rates = tune(config, given, dataset) if given.tune else {}
     plan = make_plan(config, dataset, given, rates)
     lanes = list(plan.lanes.values())
     first = prepare.prepare(grid.changed(config, lanes[0]), dataset=dataset)
@@ -408,7 +413,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
         upper = name.upper().removesuffix("S")
         options = {"nargs": "+", "choices": choices, "metavar": upper}
         parser.add_argument(f"--{name}", help=about, **options)
-    about = "images, and the folder in OUT (default: %(default)s)"
+    about = "samples, and the folder in OUT (default: %(default)s)"
     parser.add_argument("--data", choices=tuple(DATA), default="digits", help=about)
     about = "target accuracy of the columns time and MB (default: "
     about += f"{', '.join(f'{name} {value}' for name, value in TARGET.items())})"

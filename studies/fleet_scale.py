@@ -107,7 +107,8 @@ def main(texts: list[str]) -> None:
         runs = entries(clients, flags.data_dir | flags.set)
         results[clients] = compare.run_frameworks(runs, flags.seeds, out / str(clients))
     seeds, changed = arguments.seeds_text(flags.seeds), flags.set
-    title = arguments.joined("digits", *arguments.settings_text(changed), seeds)
+    data = next(iter(results.values()))[0].data
+    title = arguments.joined(data, *arguments.settings_text(changed), seeds)
     table = rows(results, flags.target)
     paths = files.write_table(out, "fleet_scale", table, f"{title}; {OVER_SEEDS}.")
     figure = figure_of(results, flags.target, title)

@@ -97,6 +97,7 @@ class Network(NamedTuple):
     settings: dict[str, Any] = _MNIST
     non_iid: str = "shards"  # partition.kind
     samples: int = 600  # of a client, the mean
+    lrs: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5)  # to choose from
 
     def steps(self, cell: Cell) -> int:
         """u, steps of a client with the mean number of samples per round."""
@@ -146,6 +147,7 @@ NETWORKS = {
         _SHAKESPEARE,
         "client",
         37,  # windows
+        (3.0, 8.0),
     ),
 }
 
@@ -213,7 +215,7 @@ def row_of(name: str, cell: Cell, split: str, given: argparse.Namespace) -> Row:
     options: dict[str, Any] = {"dims": ("lr",), "model": network.module}
     options["workdir"] = given.out / "cells" / label
     target = given.target or network.target
-    points = {lr: {"lr": lr} for lr in given.lrs}
+    points = {lr: {"lr": lr} for lr in given.lrs or network.lrs}
     first = study.run(config, points, 1, **options)
     lr = chosen(first.accuracy(), target)
     runs = study.run(config, {lr: points[lr]}, given.seeds, **options)
@@ -249,7 +251,7 @@ def tables(name: str, split: str, given: argparse.Namespace) -> list[pathlib.Pat
         f"{100 * (given.target or network.target):g} % on {settings['data.name']}, "
         f"{settings['cohort.size']} of {settings['num_clients']} clients a round, "
         f"{arguments.joined(*changed, arguments.seeds_text(given.seeds))}; the first "
-        f"seed chose η of {', '.join(f'{lr:g}' for lr in given.lrs)}."
+        f"seed chose η of {', '.join(f'{lr:g}' for lr in given.lrs or network.lrs)}."
     )
     rows: list[Row] = []
     made: list[pathlib.Path] = []
@@ -273,9 +275,10 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser.add_argument("--splits", default=_SPLITS, choices=_SPLITS, **many)
     about = "rows, as 1,10 (E = 1, B = 10) or 1,all (default: all)"
     parser.add_argument("--cells", nargs="+", metavar="E,B", help=about)
-    about = "learning rates to choose from (default: %(default)s)"
-    rates = {"nargs": "+", "type": float, "default": [0.05, 0.1, 0.2, 0.5]}
-    parser.add_argument("--lrs", metavar="η", help=about, **rates)
+    about = "learning rates to choose from (default: "
+    about += "; ".join(f"{k}: {' '.join(map(str, n.lrs))}" for k, n in NETWORKS.items())
+    rates = {"nargs": "+", "type": float, "metavar": "η"}
+    parser.add_argument("--lrs", help=f"{about})", **rates)
     about = "rounds run, in those of the paper (default: %(default)s)"
     parser.add_argument("--longer", type=arguments.POSITIVE, default=1.5, help=about)
     about = "rounds run, in place of --longer"

@@ -136,6 +136,11 @@ def marked(tree: Any, parts: Sequence[str]) -> Any:
     )
 
 
+def without(tree: Any, parts: Sequence[str]) -> Any:
+    """The tree with None for each leaf that is `marked`."""
+    return jax.tree.map(lambda a, f: None if f else a, tree, marked(tree, parts))
+
+
 def where_none(tree: Any, missing: Any, present: Any) -> Any:
     """Leaves of `missing` where those of `tree` are None, else those of `present`."""
     return jax.tree.map(

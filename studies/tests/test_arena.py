@@ -115,6 +115,11 @@ def test_a_lane_by_hand():
     assert found.seconds == 3 and found.megabytes == 2 + 1 + 2
     stopped = arena.lane_of(history, shares, np.array([0.5, 0.5]), 1e6, 0.9, 2)
     assert stopped.final == pytest.approx(0.35) and stopped.seconds == np.inf
+    # On test data of their own the worst tenth is known: of the last three.
+    own = history | {"client_accuracy_worst": np.array([0.9, 0.2, 0.3, 0.4])}
+    assert arena.lane_of(own, None, np.full(2, 0.5), 1e6, 0.9).worst == pytest.approx(
+        0.3
+    )
     lost = history | {"diverged": np.array([0, 0, 1, 1], bool)}
     found = arena.lane_of(lost, shares, np.array([0.5, 0.5]), 1e6, 0.9)
     assert found.final == found.worst == 0.5  # chance level
@@ -165,6 +170,7 @@ def test_a_small_arena(tmp_path, monkeypatch):
 
 
 def test_tuning_takes_the_best_step_size_of_each_rule(digits, tmp_path, monkeypatch):
+    given = arena.parse(["--out", str(tmp_path), "--rules", "fedavg", "dms"])
     asked = []
 
     def run(config, lanes, **options):
@@ -177,7 +183,7 @@ def test_tuning_takes_the_best_step_size_of_each_rule(digits, tmp_path, monkeypa
         return sweeps.SweepResult([], {"test_accuracy": curves, "diverged": diverged})
 
     monkeypatch.setattr(arena.sweeps, "run", run)
-    rates = arena.tune(DIGITS, ["fedavg", "dms"], digits, tmp_path)
+    rates = arena.tune(DIGITS, given, digits)
     assert rates == {"fedavg": 0.01, "dms": 0.09}
     assert {lane["seed"] for lane in asked} == {arena.TUNING_SEED} and len(asked) == 6
     table = (tmp_path / "tune.md").read_text()

@@ -24,7 +24,7 @@ SCENE I. Elsinore.
 is late.]
 
 Ber.
-Who's [Aside.] there?
+Who’s [Aside.] there?
 Stand.
 
 Ham.
@@ -52,6 +52,10 @@ Ham.
 Yes.
 
 II
+
+*** END OF THE PROJECT GUTENBERG EBOOK NOTHING ***
+
+Section 1. Terms of use.
 """
 BEFORE = """ACT FIRST
 

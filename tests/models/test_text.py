@@ -3,9 +3,12 @@
 import flax.linen as nn
 import jax
 import numpy as np
+import pytest
 
 import tsfl_jax
 from tsfl_jax.models.text import NextToken, Transformer
+from tsfl_jax.prepare.prepare import prepare
+from tsfl_jax.types import UserError
 
 V, S = 4, 8
 
@@ -61,6 +64,20 @@ def test_each_token_counts_alike():
     of_token = -np.log(np.take_along_axis(chance, test[:, 1:, None], -1))[..., 0]
     loss = ((of_token * real).sum(1) / np.maximum(real.sum(1), 1)).mean()
     np.testing.assert_allclose(history["test_loss"], [loss], rtol=1e-5)
+
+
+def test_an_accuracy_of_another_form_is_refused():
+    """What is right and of how much, in whole numbers."""
+
+    class Shares(NextToken):
+        def accuracy(self, outputs, labels):
+            return outputs[:, 1] / outputs[:, 2]
+
+    x = rows(8, 0)
+    data = tsfl_jax.make_dataset(x, x[:, 0], x, x[:, 0], num_classes=V)
+    config = tsfl_jax.Config(num_clients=1)
+    with pytest.raises(UserError, match=r"accuracy gives .*expected .* tuple of what"):
+        prepare(config, model=Shares(Copy()), dataset=data)
 
 
 def test_the_transformer_sees_no_later_token():

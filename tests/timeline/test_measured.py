@@ -1,5 +1,6 @@
 """Measured fleets: daily windows, traces in JSON, users drawn anew, presets."""
 
+import dataclasses
 import json
 import math
 
@@ -11,9 +12,11 @@ from tsfl_jax import config as configs
 from tsfl_jax.components import Part
 from tsfl_jax.config import Config, filled, get, replace
 from tsfl_jax.prepare import workload
+from tsfl_jax.run import grid
 from tsfl_jax.timeline import FRAMEWORKS, cohort, crowd, measured, ticks
 from tsfl_jax.timeline.fleet import draw_fleet
 from tsfl_jax.timeline.presets import PRESETS
+from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.types import UserError
 
 HOUR, DAY = 3600.0, 86400.0
@@ -328,6 +331,30 @@ def test_a_preset_fills_what_is_at_its_default():
     again = filled(plan.prepared.config)
     assert again == plan.prepared.config
     assert filled(replace(Config(), CLOCK)) == replace(Config(), CLOCK)
+
+
+def test_a_preset_does_not_replace_what_is_swept():
+    config = replace(Config(), CLOCK | {"timeline.fleet": "mobile"})
+    assert grid.changed(config, {"schedule.dropout": 0.1}).schedule.dropout == 0.1
+    with pytest.raises(UserError, match=r"schedule.dropout=0.0: .* puts 0.08; "):
+        grid.changed(config, {"schedule.dropout": 0.0})
+    grid.changed(replace(Config(), CLOCK), {"schedule.dropout": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"online_from": "constant(3)"}, "online_from=.*without .*online;"),
+        ({"resample": True}, "resample=True: .*without .*availability"),
+        ({"period": 60.0, "availability": "a.json"}, "period=60.0: .*FILE.csv"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(changes, message):
+    settings = FleetConfig(**changes)
+    with pytest.raises(UserError, match=message):
+        settings.check(None, None)
+    used = {"online": "constant(3)", "availability": "a.csv"}
+    dataclasses.replace(settings, **used).check(None, None)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "none"])

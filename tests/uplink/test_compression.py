@@ -13,8 +13,9 @@ import tsfl_jax
 from tsfl_jax import components
 from tsfl_jax.config import replace
 from tsfl_jax.prepare.prepare import prepare
-from tsfl_jax.types import UserError
-from tsfl_jax.uplink import UPLINKS, chain, quantize, sparse
+from tsfl_jax.timeline import attackers
+from tsfl_jax.types import HParams, UserError
+from tsfl_jax.uplink import UPLINKS, attack, chain, quantize, sparse
 from tsfl_jax.uplink.link import LinkInfo, Traffic
 
 V = jnp.array([3.0, -1.0, 2.0, 0.0, -2.0])
@@ -51,6 +52,24 @@ def test_by_hand():
     np.testing.assert_array_equal(rounded["params"]["a"], [4, -2, 0])
     np.testing.assert_array_equal(rounded["params"]["b"], [0, 0])
     assert rounded["s"] == 7
+
+
+@pytest.mark.parametrize("feedback", ["none", "ef", "ef21"])
+def test_frozen_parameters_are_not_in_an_update(feedback):
+    """Of 90 numbers that train 9 arrive, also from an attacker; none of the others."""
+    links = attack.ATTACK, sparse.TOPK
+    lies = attackers.AttackConfig(kind="gaussian", share=0.5, strength=1.0)
+    topk = sparse.TopK(fraction=0.1, feedback=feedback)
+    hparams = HParams(settings={"attack": components.arrays(lies), "topk": topk})
+    model = {"params": {"body": jnp.zeros(520), "head": jnp.linspace(1.0, 2, 90)}}
+    zeros = jax.tree.map(jnp.zeros_like, model)
+    for is_attacker in (False, True):
+        info = LinkInfo(KEY, 0, zeros, model, 0, jnp.bool_(is_attacker))
+        states = chain.init(links, zeros, hparams)
+        info = info._replace(frozen=("body",))
+        sent, _ = chain.send(links, states, info, hparams)
+        np.testing.assert_array_equal(sent["params"]["body"], 0)
+        assert jnp.count_nonzero(sent["params"]["head"]) == 9
 
 
 @pytest.mark.parametrize(

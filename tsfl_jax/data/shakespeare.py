@@ -30,6 +30,7 @@ _FIRST = re.compile(r"(?m)^ *(?:(?:THE )?PROLOGUE|INDUCTION|(?:ACT|Act) \S+)\.? 
 _HEADING = re.compile(
     r"(?:ACT|Act|SCENE|Scene) (?:[IVXL\d]+\b|[A-Z]{4,})|(?:SONG|[IVX]+)\.?$"
 )
+_END = re.compile(r"(?m)^ *\*\*\* ?END OF ")  # of the play, before the license
 _DIRECTION = re.compile(r"\[[^\]]*\]|\{[^}\]]*[}\]]")
 
 
@@ -39,12 +40,13 @@ def speeches(play: str) -> list[tuple[str, str]]:
     A name in small letters counts if it stands on lines of its own twice.
 
     Args:
-      play: its text; what comes before the first act is left out.
+      play: its text; what comes before the first act, or after "*** END OF", is left
+        out.
 
     Returns:
       The role in capitals and what it says, lines joined by line breaks.
     """
-    first = _FIRST.search(play)
+    first, play = _FIRST.search(play), _END.split(play)[0].replace("’", "'")
     play = _DIRECTION.sub("", play[first.start() if first else 0 :])
     parts = [part.split("\n") for part in re.split(r"\n\s*\n", play)]
     parts = [[line.strip() for line in part if line.strip()] for part in parts]

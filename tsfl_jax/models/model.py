@@ -100,12 +100,15 @@ def with_measures(
             f"metrics={metrics!r}: expected a dict, {{name: function}}, with "
             "identifiers like 'top_3' as names"
         )
+    sample = outputs, labels
     for name, function in metrics.items():
-        _check_measure(f"metrics[{name!r}]", function, outputs, labels)
+        _check_measure(f"metrics[{name!r}]", function, *sample, "metric")
+    if model.accuracy is not None:
+        _check_measure("accuracy", model.accuracy, *sample, "accuracy")
     model = model._replace(metrics=tuple(metrics.items()))
     if loss is None and model.loss is losses.cross_entropy:
         return model  # for which `decide_task` knows the outputs
-    _check_measure("loss", model.loss if loss is None else loss, outputs, labels, True)
+    _check_measure("loss", model.loss if loss is None else loss, *sample, "loss")
     if loss is None:
         return model
     # It stays to be seen whether a network with another loss classifies.
@@ -113,25 +116,32 @@ def with_measures(
     return model._replace(loss=loss, classifies=classifies)
 
 
+_GIVES = {
+    "loss": "float",
+    "metric": "number, or a tuple of values and weights, [B] each",
+    "accuracy": "tuple of what is right and of how much, whole numbers, [B] each",
+}
+
+
 def _check_measure(
     name: str,
     function: Any,
     outputs: jax.ShapeDtypeStruct,
     labels: jax.ShapeDtypeStruct,
-    trains: bool = False,
+    kind: str,
 ) -> None:
-    """Raise `UserError` unless it gives a number per sample, to train a float."""
-    kind = "labels" if jnp.issubdtype(labels.dtype, jnp.integer) else "targets"
+    """Raise `UserError` unless it gives what `_GIVES` says of its kind, per sample."""
+    target = "labels" if jnp.issubdtype(labels.dtype, jnp.integer) else "targets"
     shapes = [str(["B", *a.shape[1:]]).replace("'", "") for a in (outputs, labels)]
-    number = "float" if trains else "number, or a tuple of values and weights, [B] each"
     expected = (
-        f"expected a function (outputs {shapes[0]}, {kind} {shapes[1]}) -> [B], per "
-        f"sample a {number}"
+        f"expected a function (outputs {shapes[0]}, {target} {shapes[1]}) -> [B], per "
+        f"sample a {_GIVES[kind]}"
     )
     _, result = tracing.attempt(f"{name} fails", expected, function, outputs, labels)
-    is_pair = not trains and isinstance(result, tuple) and len(result) == 2
+    is_pair = kind != "loss" and isinstance(result, tuple) and len(result) == 2
     parts: Any = result if is_pair else (result,)
-    per_sample = all(getattr(part, "shape", None) == (SAMPLES,) for part in parts)
-    if not per_sample or trains and not jnp.issubdtype(parts[0].dtype, jnp.floating):
+    fits = all(getattr(part, "shape", None) == (SAMPLES,) for part in parts)
+    fits &= is_pair or kind != "accuracy"
+    if not fits or kind == "loss" and not jnp.issubdtype(parts[0].dtype, jnp.floating):
         described = ", ".join(map(tracing.described, parts))
         raise UserError(f"{name} gives {described} for {SAMPLES} samples; {expected}")

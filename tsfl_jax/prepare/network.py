@@ -205,9 +205,7 @@ def traffic_of(
     of the update alone. Single numbers such as losses, and the gradients of estimates,
     do not count.
     """
-    is_frozen = trees.marked(params["params"], parts_of(frozen))
-    pairs = params["params"], is_frozen
-    params = {"params": jax.tree.map(lambda a, f: None if f else a, *pairs)}
+    params = {"params": trees.without(params["params"], parts_of(frozen))}
     layers = tuple(link for link in uplinks if link.keeps_variables)
     chains = (uplinks, layers) if rule.clients.sends_variates else (uplinks,)
     sent = [chain.traffic(links, params, hparams, num_intervals) for links in chains]

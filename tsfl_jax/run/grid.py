@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from tsfl_jax.config import SETTINGS, Config, replace, suggestion, validate, value
+from tsfl_jax.config import (
+    SETTINGS,
+    Config,
+    filled,
+    get,
+    replace,
+    suggestion,
+    validate,
+    value,
+)
 from tsfl_jax.types import UserError, one_line
 
 Points = list[dict[str, Any]]  # {setting: value} of each run
@@ -219,4 +228,16 @@ def changed(config: Config, values: dict[str, Any]) -> Config:
     except UserError as error:
         where = ", ".join(f"{k}={v}" for k, v in values.items())
         raise UserError(f"run {where}: {error}") from error
+    _check_fleet(config, values)
     return config
+
+
+def _check_fleet(config: Config, names: Iterable[str]) -> None:
+    """Refuse a value that was asked for and that the measured fleet replaces."""
+    fleet, with_fleet = config.timeline.fleet, filled(config)
+    for name in names:
+        if (asked := get(config, name)) != (instead := get(with_fleet, name)):
+            raise UserError(
+                f"run {name}={asked}: is a default, for which --config.timeline.fleet="
+                f"{fleet} puts {instead}; choose another value, or another fleet"
+            )

@@ -143,7 +143,8 @@ def tied(
     if "online" in z:
         if not fleet.online:
             raise UserError(
-                "--config.timeline.copula: online needs --config.timeline.availability"
+                "--config.timeline.copula: online needs --config.timeline.online, or "
+                "--config.timeline.availability"
             )
         # A client without windows is always online.
         seconds = [

@@ -235,8 +235,9 @@ def _means(path: str, N: int | None) -> Float[np.ndarray, "7 V"]:
         "client": CsvColumn(high=math.inf if N is None else N - 1, whole=True),
         "seconds": CsvColumn(1 / ticks.SECOND, longest),
     }
+    lows = {"online": 1 / ticks.SECOND, "online_from": -longest}
     for name, unit in [*UNITS.items()][1:]:
-        low = SLOWEST if unit == "B/s" else 0
+        low = lows.get(name, SLOWEST if unit == "B/s" else 0)
         columns[name] = CsvColumn(low, longest, optional=True)
     table = read_table(path, columns, key=["client"], flag=flag).set_index("client")
     N = N or max(len(table), 1)

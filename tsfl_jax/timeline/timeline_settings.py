@@ -103,7 +103,7 @@ class FleetConfig:
     )
     bandwidth_up: str = setting("", "groups; likewise, in addition to upload")
     online: str = setting(
-        "", "groups; hours of each day that a client is online; empty, from 24: always"
+        "", "groups; hours of each day when a client is online; empty or ≥ 24: always"
     )
     online_from: str = setting(
         "",
@@ -132,6 +132,20 @@ class FleetConfig:
     power: str = setting(
         "", 'groups; watts of compute, transfer, idle, "5,1.5,0.2"', effect=False
     )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse what would be ignored without hours, files, or windows in CSV."""
+        del config, rule
+        for name, is_ignored, needed in (
+            ("online_from", not self.online + self.speeds, "online"),
+            ("resample", not self.speeds + self.availability, "availability"),
+            ("period", self.availability.endswith(".json"), "availability=FILE.csv"),
+        ):
+            if is_ignored and (value := getattr(self, name)):
+                raise UserError(
+                    f"--config.timeline.{name}={value}: would be ignored without "
+                    f"--config.timeline.{needed}; leave it out"
+                )
 
 
 check = checker(General, ScheduleConfig, TimelineConfig, FleetConfig)

@@ -61,10 +61,12 @@ def send(
     """What arrives of a client's update at the server, and the new states.
 
     The update is {"params": w_i − version} with the values of other collections. Leaves
-    that a link takes out are None for those after it, and 0 at the server.
+    that are frozen, or that a link takes out, are None for the links after it, and 0 at
+    the server.
     """
     params, version = info.model["params"], info.version["params"]
-    update = {**info.model, "params": jax.tree.map(jnp.subtract, params, version)}
+    moved = trees.without(jax.tree.map(jnp.subtract, params, version), info.frozen)
+    update = {**info.model, "params": moved}
     new_states = []
     for link, state, seen, settings in _each(chain, states, info, hparams):
         update, state = link.send(update, state, seen, settings)

@@ -126,6 +126,15 @@ def test_a_lane_by_hand():
     assert found.seconds == np.inf
 
 
+def test_each_data_set_has_its_room():
+    roles = arena.parse(["--data", "shakespeare"])
+    assert (roles.fleets, roles.splits) == (("mobile",), ("roles",))
+    assert "fedavg" in roles.rules and len(roles.rules) == 6
+    images = arena.parse([])
+    assert len(images.fleets) == 6 and "mobile" not in images.fleets
+    assert len(images.splits) == 4 and images.rules == arena.RULES
+
+
 def test_a_race_stops_only_what_is_behind_in_all_seeds():
     accuracy = np.full((4, 2, 30), 0.9)
     accuracy[1:, 0], accuracy[1, 1], accuracy[2:, 1] = 0.7, 0.85, 0.7

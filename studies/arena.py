@@ -344,8 +344,8 @@ def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) ->
             stopped = dict(zip(there, ended, strict=True))
         for rule, several in there.items():
             # Float32 down and up, and control variates likewise.
-            has_variates = AGGREGATORS[rule].clients.gradient_correction is not None
-            sent = 8.0 * parameters * (1 + has_variates)
+            sends_variates = AGGREGATORS[rule].clients.sends_variates
+            sent = 8.0 * parameters * (1 + sends_variates)
             for seed in seeds:
                 options = (plan.of_class, sent, plan.target, stopped[rule])
                 made = lane_of(several[seed], plan.shares[number, seed], *options)

@@ -7,7 +7,8 @@ Expected: as frameworks/tsfl.py.
 Time: about 29 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/fleet.py
 Without MNIST, on scikit-learn's digits: tsfl run --config=fleet:digits
-On 1,134 roles of Shakespeare, 40 of them at a time: tsfl run --config=fleet:shakespeare
+On 1,134 roles of Shakespeare as phones, of which 40 are asked for each interval of
+12 s: tsfl run --config=fleet:shakespeare
 """
 
 from tsfl_jax.components import check_name
@@ -32,9 +33,11 @@ DATA = {
     "digits": {"data.name": "digits", "model.name": "mlp", "batch_size": 8}
     | {"lr": 0.01, "schedule.data_size": 64},
     "shakespeare": {"data.name": "shakespeare", "data.test_size": 1500}
-    | {"num_clients": 1134, "cohort.size": 40, "partition.kind": "client"}
+    | {"num_clients": 1134, "cohort.size": 40, "cohort.sampler": "online"}
     | {"model.name": "next_token_lstm", "model.hidden": 64, "batch_size": 10}
-    | {"lr": 3.0, "momentum": 0.0, "schedule.data_size": 44},
+    | {"lr": 4.0, "momentum": 0.0, "partition.kind": "client", "num_intervals": 30}
+    | {"timeline.fleet": "mobile", "schedule.iteration": "step"}
+    | {"schedule.interval_seconds": 12.0, "schedule.data_size": 44},
 }
 
 

@@ -236,8 +236,8 @@ def _check_fleet(config: Config, names: Iterable[str]) -> None:
     """Refuse a value that was asked for and that the measured fleet replaces."""
     fleet, with_fleet = config.timeline.fleet, filled(config)
     for name in names:
-        if (asked := get(config, name)) != (instead := get(with_fleet, name)):
+        if (default := get(config, name)) != (instead := get(with_fleet, name)):
             raise UserError(
-                f"run {name}={asked}: is a default, for which --config.timeline.fleet="
+                f"run {name}={default}: is a default, for which --config.timeline.fleet="
                 f"{fleet} puts {instead}; choose another value, or another fleet"
             )

@@ -238,6 +238,6 @@ def _check_fleet(config: Config, names: Iterable[str]) -> None:
     for name in names:
         if (default := get(config, name)) != (instead := get(with_fleet, name)):
             raise UserError(
-                f"run {name}={default}: is a default, for which --config.timeline.fleet="
-                f"{fleet} puts {instead}; choose another value, or another fleet"
+                f"run {name}={default}: is a default, for which timeline.fleet={fleet} "
+                f"puts {instead}; choose another value, or another fleet"
             )

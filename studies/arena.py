@@ -89,17 +89,13 @@ DATA: dict[str, dict[str, Any]] = {
         "model.name": "mnist_cnn",
     },
     "shakespeare": _COMMON
+    | study.SHAKESPEARE
     | {
-        "num_clients": 1134,
         "num_intervals": 30,
         "report_every": 5,
         "lr": 4.0,
-        "momentum": 0.0,
-        "batch_size": 10,
-        "data.name": "shakespeare",
         "eval_every": 5,
         "evaluation.clients": "own",
-        "model.name": "next_token_lstm",
         "model.hidden": 64,
     },
 }

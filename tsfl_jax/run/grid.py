@@ -13,8 +13,7 @@ import numpy as np
 from tsfl_jax.config import (
     SETTINGS,
     Config,
-    filled,
-    get,
+    of_fleet,
     replace,
     suggestion,
     validate,
@@ -228,16 +227,11 @@ def changed(config: Config, values: dict[str, Any]) -> Config:
     except UserError as error:
         where = ", ".join(f"{k}={v}" for k, v in values.items())
         raise UserError(f"run {where}: {error}") from error
-    _check_fleet(config, values)
+    fills = of_fleet(config)
+    for name in (n for n in values if n in fills):  # another would be run
+        raise UserError(
+            f"run {name}={values[name]}: is a default, for which timeline.fleet="
+            f"{config.timeline.fleet} puts {fills[name]}; choose another value, or "
+            "another fleet"
+        )
     return config
-
-
-def _check_fleet(config: Config, names: Iterable[str]) -> None:
-    """Refuse a value that was asked for and that the measured fleet replaces."""
-    fleet, with_fleet = config.timeline.fleet, filled(config)
-    for name in names:
-        if (default := get(config, name)) != (instead := get(with_fleet, name)):
-            raise UserError(
-                f"run {name}={default}: is a default, for which timeline.fleet={fleet} "
-                f"puts {instead}; choose another value, or another fleet"
-            )

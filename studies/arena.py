@@ -25,7 +25,7 @@ from tsfl_jax.engine import devices
 from tsfl_jax.prepare import custom_hooks, prepare
 from tsfl_jax.report import files, style
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.run import grid, sweeps
+from tsfl_jax.run import costs, grid, sweeps
 from tsfl_jax.types import Dataset, UserError
 
 # All rules that need no settings of their own. Not those that need validation samples
@@ -209,7 +209,7 @@ def lane_of(
     history: Mapping[str, np.ndarray],
     shares: Float[np.ndarray, "N C"] | None,
     of_class: Float[np.ndarray, "C"],
-    sent: float,
+    sent: Float[np.ndarray, "T"],
     target: float,
     stopped: int = -1,
 ) -> Lane:
@@ -220,7 +220,7 @@ def lane_of(
       shares: of the classes in each client's samples; None: of clients that are scored
         on test data of their own.
       of_class: shares of the classes in the test set.
-      sent: bytes of one delivery with its download.
+      sent: bytes of a delivery with its download, in each interval.
       target: accuracy in (0, 1).
       stopped: intervals that count; −1: all.
     """
@@ -236,7 +236,7 @@ def lane_of(
         worst = np.sort(each.mean(axis=0))[: max(1, -(-len(shares) // 10))]
     reached = np.flatnonzero(known & (np.nan_to_num(accuracy) >= target))
     tau = np.asarray(history["tau"])
-    moved = np.cumsum((tau > 0).sum(axis=1)) * sent / 1e6
+    moved = np.cumsum((tau > 0).sum(axis=1) * sent) / 1e6
     return Lane(
         final=recent(accuracy),
         worst=1 / classes if lost else float(worst.mean()),
@@ -326,8 +326,12 @@ def make_plan(
     )
 
 
-def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) -> Arena:
-    """The arena as far as it was run."""
+def judge(
+    plan: Plan,
+    done: Mapping[int, Mapping[str, Any]],
+    sent: Mapping[str, Float[np.ndarray, "T"]],
+) -> Arena:
+    """The arena as far as it was run; ``sent`` is of each rule, as in `lane_of`."""
     found, seeds = {}, range(plan.seeds)
     runs = {key: done[i] for i, key in enumerate(plan.lanes) if i in done}
     for number in range(len(plan.cells)):
@@ -344,11 +348,8 @@ def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) ->
             ended = raced(accuracy, base, plan.margin, plan.every).tolist()
             stopped = dict(zip(there, ended, strict=True))
         for rule, several in there.items():
-            # Float32 down and up, and control variates likewise.
-            sends_variates = AGGREGATORS[rule].clients.sends_variates
-            sent = 8.0 * parameters * (1 + sends_variates)
             for seed in seeds:
-                options = (plan.of_class, sent, plan.target, stopped[rule])
+                options = (plan.of_class, sent[rule], plan.target, stopped[rule])
                 made = lane_of(several[seed], plan.shares[number, seed], *options)
                 found[number, rule, seed] = made
     names = [(cell.fleet, cell.split) for cell in plan.cells]
@@ -365,8 +366,12 @@ def run_arena(
     plan = make_plan(config, dataset, given, rates)
     lanes = list(plan.lanes.values())
     first = prepare.prepare(grid.changed(config, lanes[0]), dataset=dataset)
-    weights = jax.tree.leaves(first.network.params["params"])
-    parameters = sum(int(np.prod(leaf.shape)) for leaf in weights)
+    sent = {
+        rule: costs.traffic_of(
+            first._replace(rule=AGGREGATORS[rule]), get(config, "num_intervals")
+        ).sum(axis=0)
+        for rule in plan.rules
+    }
     about = arguments.joined(
         dataset.name,
         first.network.name,
@@ -379,7 +384,7 @@ def run_arena(
 
     def show(done: Mapping[int, Mapping[str, Any]]) -> None:
         whole = len(done) == len(lanes)
-        arena_report.write(out, judge(plan, done, parameters), about, whole)
+        arena_report.write(out, judge(plan, done, sent), about, whole)
 
     one_program = [r for r in plan.rules if not AGGREGATORS[r].stacks]
     sweeps.run(

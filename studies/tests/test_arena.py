@@ -95,6 +95,7 @@ def test_verdicts_by_hand():
     assert part["DMS"]["better in"] == "1"
 
 
+MEGA = np.full(4, 1e6)  # bytes of a delivery
 SHARES = np.array([[1.0, 0.0], [0.25, 0.75]])  # of two classes, of two clients
 
 
@@ -112,33 +113,34 @@ def history_of():
     }
 
 
-def test_control_variates_are_sent_but_not_those_of_feddyn():
-    rules = ["fedavg", "scaffold", "feddyn"]
+def test_megabytes_are_those_of_each_rule():
+    rules = ["fedavg", "scaffold"]
     cells, lanes = [arena.Cell("equal", "IID")], {(0, rule, 0): {} for rule in rules}
     shares, half = {(0, 0): SHARES}, np.array([0.5, 0.5])
     plan = arena.Plan(cells, rules, 1, lanes, shares, half, 0.9, 0.0, 1)
-    judged = arena.judge(plan, dict(enumerate([history_of()] * 3)), 125_000)
-    # Five deliveries until the third interval, each 1 MB down and up.
-    sent = [judged.lanes[lane].megabytes for lane in lanes]
-    assert sent == [5, 10, 5]
+    sent = {"fedavg": np.array([1e6, 1e6, 2e6, 9e6]), "scaffold": np.full(4, 2e6)}
+    judged = arena.judge(plan, dict(enumerate([history_of()] * 2)), sent)
+    # Two, one and two deliveries until the third interval.
+    found = [judged.lanes[lane].megabytes for lane in lanes]
+    assert found == [2 + 1 + 2 * 2, 10]
 
 
 def test_a_lane_by_hand():
     history, shares = history_of(), SHARES
-    found = arena.lane_of(history, shares, np.array([0.5, 0.5]), 1e6, 0.9)
+    found = arena.lane_of(history, shares, np.array([0.5, 0.5]), MEGA, 0.9)
     assert found.final == pytest.approx((0.5 + 0.9 + 0.7) / 3)
     # Accuracies 0.8 and 0.6 of the classes: the second client has 0.25·0.8 + 0.75·0.6.
     assert found.worst == pytest.approx(0.65)
     assert found.seconds == 3 and found.megabytes == 2 + 1 + 2
-    stopped = arena.lane_of(history, shares, np.array([0.5, 0.5]), 1e6, 0.9, 2)
+    stopped = arena.lane_of(history, shares, np.array([0.5, 0.5]), MEGA, 0.9, 2)
     assert stopped.final == pytest.approx(0.35) and stopped.seconds == np.inf
     # On test data of their own the worst tenth is known: of the last three.
     own = history | {"client_accuracy_worst": np.array([0.9, 0.2, 0.3, 0.4])}
-    assert arena.lane_of(own, None, np.full(2, 0.5), 1e6, 0.9).worst == pytest.approx(
+    assert arena.lane_of(own, None, np.full(2, 0.5), MEGA, 0.9).worst == pytest.approx(
         0.3
     )
     lost = history | {"diverged": np.array([0, 0, 1, 1], bool)}
-    found = arena.lane_of(lost, shares, np.array([0.5, 0.5]), 1e6, 0.9)
+    found = arena.lane_of(lost, shares, np.array([0.5, 0.5]), MEGA, 0.9)
     assert found.final == found.worst == 0.5  # chance level
     assert found.seconds == np.inf
 

@@ -83,7 +83,7 @@ def read(settings: Any, _seed: int = 0) -> Dataset:
         left out.
 
     Returns:
-      A `Dataset` of characters of `ALPHABET`, or of words; clients are in order of
+      A `Dataset` of characters, all of `ALPHABET`, or of words; clients are in order of
       "play: role".
 
     Raises:

@@ -26,7 +26,10 @@ class TextConfig:
     )
     length: int = setting(80, "S, tokens of a text sample", low=1, high=10**6)
     vocabulary: int = setting(
-        10000, "the most frequent tokens, others are one", low=1, high=10**7
+        10000,
+        "the most frequent tokens; shakespeare has its own characters",
+        low=1,
+        high=10**7,
     )
 
 

@@ -209,6 +209,7 @@ def test_capacity_of_fedscale(tmp_path):
         ("speeds", "{", "JSONDecodeError"),
         ("speeds", [1], "no users by name"),
         ("speeds", {"a": {"computation": 1}, "b": {}}, "communication"),
+        ("speeds", {"a": {"computation": 0, "communication": 1}}, "user a has"),
         ("availability", {"a": {"active": [1], "inactive": [2]}}, "finish_time"),
         ("availability", {"a": flash(*READY)}, "0 usable users"),
     ],

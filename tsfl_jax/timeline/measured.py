@@ -130,9 +130,11 @@ def _capacity(
     """FedScale's speeds, whose kbit are 128 bytes as in its aggregator."""
     means = np.full((len(UNITS), len(users)), np.nan)
     with user_code(f"{_FLAGS['speeds']}={path}: cannot be used", _JSON):
-        for column, user in enumerate(users.values()):
-            means[0, column] = _TRAINING * samples * user["computation"] / 1000
-            means[3:5, column] = 128.0 * user["communication"]
+        for column, (name, user) in enumerate(users.items()):
+            each = user["computation"], user["communication"]
+            assert min(each) > 0, f"user {name} has {each}, not > 0"
+            means[0, column] = _TRAINING * samples * each[0] / 1000
+            means[3:5, column] = 128.0 * each[1]
     return means
 
 

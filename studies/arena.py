@@ -326,6 +326,12 @@ def make_plan(
     )
 
 
+def traffic_of(prepared: prepare.Prepared, rule: str) -> Float[np.ndarray, "T"]:
+    """Bytes of a delivery with its download under a rule, in each interval."""
+    with_rule = prepared._replace(rule=AGGREGATORS[rule])
+    return costs.traffic_of(with_rule, prepared.config.num_intervals).sum(axis=0)
+
+
 def judge(
     plan: Plan,
     done: Mapping[int, Mapping[str, Any]],
@@ -366,12 +372,7 @@ def run_arena(
     plan = make_plan(config, dataset, given, rates)
     lanes = list(plan.lanes.values())
     first = prepare.prepare(grid.changed(config, lanes[0]), dataset=dataset)
-    sent = {
-        rule: costs.traffic_of(
-            first._replace(rule=AGGREGATORS[rule]), get(config, "num_intervals")
-        ).sum(axis=0)
-        for rule in plan.rules
-    }
+    sent = {rule: traffic_of(first, rule) for rule in plan.rules}
     about = arguments.joined(
         dataset.name,
         first.network.name,

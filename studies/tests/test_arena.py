@@ -125,6 +125,18 @@ def test_megabytes_are_those_of_each_rule():
     assert found == [2 + 1 + 2 * 2, 10]
 
 
+@pytest.mark.parametrize("chain", ["", "topk"])
+def test_traffic_of_a_rule_by_hand(digits, chain):
+    config = grid.changed(DIGITS, {"uplink.chain": chain, "num_intervals": 3})
+    prepared, P = prepare.prepare(config, dataset=digits), 64 * 64 + 64 + 64 * 10 + 10
+    # Of the largest tenth a number and its place, one of 2^13, else all numbers.
+    up = 481 * (32 + 13) / 8 if chain else 4 * P
+    # The control variates of SCAFFOLD are sent as they are, λ of FedDyn is not.
+    both = {"fedavg": 4 * P + up, "scaffold": 12 * P + up, "feddyn": 4 * P + up}
+    for rule, expected in both.items():
+        assert arena.traffic_of(prepared, rule).tolist() == [expected] * 3
+
+
 def test_a_lane_by_hand():
     history, shares = history_of(), SHARES
     found = arena.lane_of(history, shares, np.array([0.5, 0.5]), MEGA, 0.9)

@@ -27,7 +27,7 @@ class TextConfig:
     length: int = setting(80, "S, tokens of a text sample", low=1, high=10**6)
     vocabulary: int = setting(
         10000,
-        "the most frequent tokens; shakespeare has its own characters",
+        "the most frequent tokens, others are one; shakespeare has its own letters",
         low=1,
         high=10**7,
     )

@@ -148,7 +148,7 @@ def exact_clients(fleet: Fleet, ids: Sequence[int]) -> list[ClientTimes]:
     if not steps.all():
         i, j = np.argwhere(steps == 0)[0]
         raise UserError(
-            f"--config.timeline.speed, speeds: an iteration of client {ids[i]} takes "
+            f"--config.timeline.speed: an iteration of client {ids[i]} takes "
             f"{fleet.iteration[i, j]:g} s; expected at least {1 / ticks.SECOND:g} s, "
             "the unit of virtual time; choose slower clients"
         )

@@ -131,10 +131,10 @@ def _capacity(
     means = np.full((len(UNITS), len(users)), np.nan)
     with user_code(f"{_FLAGS['speeds']}={path}: cannot be used", _JSON):
         for column, (name, user) in enumerate(users.items()):
-            each = user["computation"], user["communication"]
-            assert min(each) > 0, f"user {name} has {each}, not > 0"
-            means[0, column] = _TRAINING * samples * each[0] / 1000
-            means[3:5, column] = 128.0 * each[1]
+            milliseconds, kbits = user["computation"], user["communication"]
+            assert min(milliseconds, kbits) > 0, f"user {name} has {user}, not > 0"
+            means[0, column] = _TRAINING * samples * milliseconds / 1000
+            means[3:5, column] = 128.0 * kbits
     return means
 
 
